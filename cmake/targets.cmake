@@ -1,0 +1,85 @@
+# fp8kvd_library(name HDRS … SRCS … PUBLIC_DEPS … PRIVATE_DEPS … VISIBLE_TO …)
+#   One folder, one library: target fp8kvd_<name>, alias fp8kvd::<name>. PUBLIC_DEPS are seen in its
+#   headers. VISIBLE_TO names the targets of ours that may link it ("*": all).
+# fp8kvd_binary(name SRCS … DEPS …)   an executable in bin/.
+# fp8kvd_test(name SRCS … DEPS …)     a GoogleTest binary and a ctest of that name; its time limit
+#   stands in tests/budget.txt, and a test without a line there does not configure.
+# fp8kvd_check_visibility()           after all folders: fails on an edge that VISIBLE_TO refuses.
+
+set(FP8KVD_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror)
+
+function(_fp8kvd_flags target)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${FP8KVD_WARNINGS}>)
+  target_include_directories(${target} PUBLIC ${CMAKE_SOURCE_DIR})
+  if(FP8KVD_SANITIZE)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FP8KVD_SANITIZE}
+      -fno-omit-frame-pointer -fno-sanitize-recover=all>)
+    target_link_options(${target} PUBLIC -fsanitize=${FP8KVD_SANITIZE})
+  endif()
+endfunction()
+
+function(fp8kvd_library name)
+  cmake_parse_arguments(A "" "" "HDRS;SRCS;PUBLIC_DEPS;PRIVATE_DEPS;VISIBLE_TO" ${ARGN})
+  if(A_UNPARSED_ARGUMENTS OR NOT A_VISIBLE_TO)
+    message(FATAL_ERROR "${name}: VISIBLE_TO is required; not understood: ${A_UNPARSED_ARGUMENTS}")
+  endif()
+  if(NOT A_SRCS)  # a header that nothing compiles is never checked: compile each alone
+    foreach(hdr IN LISTS A_HDRS)
+      string(MAKE_C_IDENTIFIER ${hdr} id)
+      set(probe ${CMAKE_CURRENT_BINARY_DIR}/${name}_${id}.cc)
+      file(CONFIGURE OUTPUT ${probe} CONTENT "#include \"${CMAKE_CURRENT_SOURCE_DIR}/${hdr}\"\n")
+      list(APPEND A_SRCS ${probe})
+    endforeach()
+  endif()
+  add_library(fp8kvd_${name} STATIC ${A_SRCS} ${A_HDRS})
+  add_library(fp8kvd::${name} ALIAS fp8kvd_${name})
+  _fp8kvd_flags(fp8kvd_${name})
+  target_link_libraries(fp8kvd_${name} PUBLIC ${A_PUBLIC_DEPS} PRIVATE ${A_PRIVATE_DEPS})
+  set_property(GLOBAL PROPERTY FP8KVD_VISIBLE_${name} ${A_VISIBLE_TO})
+  set_property(GLOBAL APPEND PROPERTY FP8KVD_TARGETS ${name})
+  set_property(GLOBAL PROPERTY FP8KVD_DEPS_${name} ${A_PUBLIC_DEPS} ${A_PRIVATE_DEPS})
+endfunction()
+
+function(fp8kvd_binary name)
+  cmake_parse_arguments(A "" "" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${A_SRCS})
+  _fp8kvd_flags(${name})
+  target_link_libraries(${name} PRIVATE ${A_DEPS})
+  set_property(GLOBAL APPEND PROPERTY FP8KVD_TARGETS ${name})
+  set_property(GLOBAL PROPERTY FP8KVD_DEPS_${name} ${A_DEPS})
+endfunction()
+
+# fp8kvd_budget(name out): seconds that tests/budget.txt gives this test.
+function(fp8kvd_budget name out)
+  file(STRINGS ${CMAKE_SOURCE_DIR}/tests/budget.txt line REGEX "^${name} +[0-9]+")
+  if(NOT line)
+    message(FATAL_ERROR "tests/budget.txt has no line for ${name}")
+  endif()
+  string(REGEX REPLACE "^${name} +([0-9]+).*" "\\1" seconds "${line}")
+  set(${out} ${seconds} PARENT_SCOPE)
+endfunction()
+
+function(fp8kvd_test name)
+  cmake_parse_arguments(A "" "" "SRCS;DEPS" ${ARGN})
+  fp8kvd_binary(${name} SRCS ${A_SRCS} DEPS ${A_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
+  set_property(GLOBAL PROPERTY FP8KVD_VISIBLE_AS_${name} tests)
+  add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  fp8kvd_budget(${name} seconds)
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${seconds})
+endfunction()
+
+function(fp8kvd_check_visibility)
+  get_property(targets GLOBAL PROPERTY FP8KVD_TARGETS)
+  foreach(target IN LISTS targets)
+    get_property(deps GLOBAL PROPERTY FP8KVD_DEPS_${target})
+    get_property(as GLOBAL PROPERTY FP8KVD_VISIBLE_AS_${target})  # tests are one name together
+    foreach(dep IN LISTS deps)
+      if(dep MATCHES "^fp8kvd::(.*)$")
+        get_property(visible GLOBAL PROPERTY FP8KVD_VISIBLE_${CMAKE_MATCH_1})
+        if(NOT "*" IN_LIST visible AND NOT target IN_LIST visible AND NOT "${as}" IN_LIST visible)
+          message(FATAL_ERROR "${target} may not use ${dep}: visible to ${visible}")
+        endif()
+      endif()
+    endforeach()
+  endforeach()
+endfunction()
