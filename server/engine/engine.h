@@ -1,0 +1,68 @@
+// server/engine/engine.h: the one thread that mutates the store and queues byte work. It batches what
+// waits, plans with cache/, launches with kernels/, and answers calls.
+//
+// Promises: every request that Submit took is answered exactly once, also when it was cancelled, came
+//   too late, the device failed or the engine drains. Items of one (sequence, layer) run in the order
+//   of their Submit. Each launch takes every eligible item that waits when the device becomes free.
+//   No tensor byte is touched, no memory is taken on the decode path once Start returned.
+// Does not manage: message bytes, sockets (server/rpc); when a process ends (server/daemon).
+// Threads: Submit and stats from any thread. Step on one thread: Run's, or a test's.
+// Errors: Submit gives RESOURCE_EXHAUSTED with the request's retry_after_ms set (queue or staging full),
+//   UNAVAILABLE (draining, or the device failed).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "config/base/geometry.h"
+#include "config/options.h"
+#include "kernels/backend.h"
+#include "server/engine/clock.h"
+#include "server/engine/messages.h"
+#include "server/engine/staging.h"
+#include "server/engine/stats.h"
+
+namespace fp8kvd::engine {
+
+// A model and the pages that each of its groups gets.
+struct ModelSetup {
+  ModelGeometry geometry;
+  std::vector<int64_t> group_pages;  // [groups]
+};
+
+class Engine {
+ public:
+  // Takes all memory, warms every kernel shape. `backend` and `clock` outlive the engine.
+  static absl::StatusOr<std::unique_ptr<Engine>> Start(const config::EngineOptions& options,
+                                                       const config::CacheOptions& cache_options,
+                                                       std::vector<ModelSetup> models,
+                                                       uint64_t incarnation,
+                                                       kernels::Backend* backend,
+                                                       const Clock* clock);
+  virtual ~Engine() = default;
+
+  // Takes the request or says why not (then nothing of it is kept). It must live until Done().
+  virtual absl::Status Submit(Request* request) = 0;
+
+  // Slots for tensors in staging memory; thread-safe.
+  virtual Staging& staging() = 0;
+
+  // One turn: takes what waits, launches if the device is free, answers what is finished, expires
+  // leases. True if anything happened. Never waits.
+  virtual bool Step() = 0;
+
+  // Turns until Drain is complete or the device failed (then that Status), spinning briefly and then
+  // sleeping when idle; Submit wakes it.
+  virtual absl::Status Run() = 0;
+
+  // From any thread: refuse new work with UNAVAILABLE, finish what was taken, then Run returns.
+  virtual void Drain() = 0;
+
+  // A copy of all counters, consistent with each other.
+  virtual EngineStats stats() const = 0;
+};
+
+}  // namespace fp8kvd::engine
