@@ -2,8 +2,11 @@
 #   One folder, one library: target fp8kvd_<name>, alias fp8kvd::<name>. PUBLIC_DEPS are seen in its
 #   headers. VISIBLE_TO names the targets of ours that may link it ("*": all).
 # fp8kvd_binary(name SRCS … DEPS …)   an executable in bin/.
-# fp8kvd_test(name SRCS … DEPS …)     a GoogleTest binary and a ctest of that name; its time limit
-#   stands in tests/budget.txt, and a test without a line there does not configure.
+# fp8kvd_test(name [SERIAL] SRCS … DEPS … SKIP_UNDER …)   a GoogleTest binary and a ctest of that
+#   name. SERIAL: nothing runs beside it (it measures time). SKIP_UNDER asan or tsan: not built there.
+# fp8kvd_python_test(name [SERIAL] SCRIPT file.py NEEDS … SKIP_UNDER …)   a ctest that runs a Python
+#   program of the source tree; NEEDS are the targets that it starts, found in FP8KVD_BIN_DIR.
+#   A test's time limit stands in tests/budget.txt; one without a line there does not configure.
 # fp8kvd_check_visibility()           after all folders: fails on an edge that VISIBLE_TO refuses.
 
 set(FP8KVD_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror)
@@ -15,6 +18,9 @@ function(_fp8kvd_flags target)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FP8KVD_SANITIZE}
       -fno-omit-frame-pointer -fno-sanitize-recover=all>)
     target_link_options(${target} PUBLIC -fsanitize=${FP8KVD_SANITIZE})
+  endif()
+  if(FP8KVD_FUZZ)
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
 endfunction()
 
@@ -49,23 +55,61 @@ function(fp8kvd_binary name)
   set_property(GLOBAL PROPERTY FP8KVD_DEPS_${name} ${A_DEPS})
 endfunction()
 
-# fp8kvd_budget(name out): seconds that tests/budget.txt gives this test.
-function(fp8kvd_budget name out)
+# Python for tests and generated stubs: the environment that tests/run makes, else the system's.
+find_program(FP8KVD_PYTHON python3 HINTS ${CMAKE_SOURCE_DIR}/build/venv/bin NO_DEFAULT_PATH)
+find_program(FP8KVD_PYTHON python3 REQUIRED)
+
+# Instrumented code is slower: budgets are for the release build and grow by these factors.
+set(FP8KVD_BUDGET_FACTOR 1)
+set(FP8KVD_BUILD_KIND release)
+if(FP8KVD_SANITIZE MATCHES "thread")
+  set(FP8KVD_BUDGET_FACTOR 10)
+  set(FP8KVD_BUILD_KIND tsan)
+elseif(FP8KVD_SANITIZE)
+  set(FP8KVD_BUDGET_FACTOR 5)
+  set(FP8KVD_BUILD_KIND asan)
+endif()
+
+# fp8kvd_budget(name): sets a test's time limit from its line in tests/budget.txt.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/budget.txt)
+function(fp8kvd_budget name)
   file(STRINGS ${CMAKE_SOURCE_DIR}/tests/budget.txt line REGEX "^${name} +[0-9]+")
   if(NOT line)
     message(FATAL_ERROR "tests/budget.txt has no line for ${name}")
   endif()
   string(REGEX REPLACE "^${name} +([0-9]+).*" "\\1" seconds "${line}")
-  set(${out} ${seconds} PARENT_SCOPE)
+  math(EXPR seconds "${seconds} * ${FP8KVD_BUDGET_FACTOR}")
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${seconds})
 endfunction()
 
 function(fp8kvd_test name)
-  cmake_parse_arguments(A "" "" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(A "SERIAL" "" "SRCS;DEPS;SKIP_UNDER" ${ARGN})
+  if(FP8KVD_BUILD_KIND IN_LIST A_SKIP_UNDER)
+    return()
+  endif()
   fp8kvd_binary(${name} SRCS ${A_SRCS} DEPS ${A_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
   set_property(GLOBAL PROPERTY FP8KVD_VISIBLE_AS_${name} tests)
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-  fp8kvd_budget(${name} seconds)
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${seconds})
+  fp8kvd_budget(${name})
+  if(A_SERIAL)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
+  endif()
+endfunction()
+
+function(fp8kvd_python_test name)
+  cmake_parse_arguments(A "SERIAL" "SCRIPT" "NEEDS;SKIP_UNDER" ${ARGN})
+  if(FP8KVD_BUILD_KIND IN_LIST A_SKIP_UNDER)
+    return()
+  endif()
+  add_test(NAME ${name} COMMAND ${FP8KVD_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${A_SCRIPT}
+    WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  fp8kvd_budget(${name})
+  set_tests_properties(${name} PROPERTIES
+    ENVIRONMENT "FP8KVD_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};FP8KVD_BUILD_DIR=${CMAKE_BINARY_DIR}"
+    LABELS "needs=${A_NEEDS}")
+  if(A_SERIAL)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
+  endif()
 endfunction()
 
 function(fp8kvd_check_visibility)
