@@ -3,6 +3,7 @@
 // which every field is within limits.h and nobody checks again.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -22,12 +23,24 @@ constexpr int64_t KvBytesPerToken(Precision precision, int32_t head_dim) {
   return precision == Precision::kFp8Kv ? int64_t{2} * head_dim + 8 : int64_t{4} * head_dim;
 }
 
+// Pages that a sequence of `tokens` tokens holds in a layer group at most: config/ sizes pools by
+// it, cache/ reserves by it. A window's slowest layer keeps window + slack tokens behind it, and no
+// layer runs more than window + slack ahead of it: twice that, and a page more where a page is cut.
+constexpr int64_t SeqPagesMax(int64_t tokens, int64_t window, int64_t slack) {
+  const int64_t all = (tokens + kPageTokens - 1) / kPageTokens;
+  if (window == 0) return all;
+  return std::min(all, (2 * (window + slack) + kPageTokens - 1) / kPageTokens + 1);
+}
+static_assert(SeqPagesMax(/*tokens=*/4096, /*window=*/0, /*slack=*/128) == 64);
+static_assert(SeqPagesMax(/*tokens=*/4096, /*window=*/512, /*slack=*/128) == 21);
+static_assert(SeqPagesMax(/*tokens=*/65, /*window=*/512, /*slack=*/128) == 2);
+
 // One layer of a model.
 struct LayerGeometry {
-  int32_t window = 0;     // latest tokens seen, the query's own included; 0: all
-  float softcap = 0.0F;   // c in c * tanh(x / c), after sm_scale; 0: off
-  bool has_sinks = false;  // every Decode of this layer brings sink_logits [q_heads]
-  int32_t group = 0;      // index into ModelGeometry::groups
+  int32_t window = 0;       // latest tokens seen, the query's own included; 0: all
+  float softcap = 0.0F;     // c in c * tanh(x / c), after sm_scale; 0: off
+  bool has_sinks = false;   // every Decode of this layer brings sink_logits [q_heads]
+  int32_t group = 0;        // index into ModelGeometry::groups
   int32_t group_layer = 0;  // index of this layer within its group
 };
 
@@ -53,7 +66,7 @@ struct ModelGeometry {
   int32_t q_heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  float sm_scale = 0.0F;  // factor of q.k before softmax; never 0 here
+  float sm_scale = 0.0F;             // factor of q.k before softmax; never 0 here
   std::vector<LayerGeometry> layer;  // [layers]
   std::vector<LayerGroup> groups;
 

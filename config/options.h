@@ -1,0 +1,197 @@
+// config/options.h: everything that an operator may set, one struct per part of the daemon, each
+// field with its default, its effect and its cost. Names are those of the configuration file, the
+// flags and the environment; ranges are in keys.cc. A loaded Options is checked: nobody checks it
+// again.
+//
+// Does not manage: where a value came from (load.h); what follows from a model (model.h,
+// cache_share.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/base/limits.h"
+
+namespace fp8kvd::config {
+
+// The doors of the daemon: addresses and what one stranger may make it hold.
+struct ServerOptions {
+  // host:port for gRPC. Port 0 takes any free port; the bound one is logged and written to
+  // port_file. The default is reachable from this machine only.
+  std::string listen_address = "127.0.0.1:50051";
+  // host:port for metrics, livez, readyz and the status page. Empty: no HTTP at all.
+  std::string http_address = "127.0.0.1:50052";
+  // File that gets the bound gRPC port, a decimal line, once the daemon is ready. Empty: none.
+  std::string port_file;
+  // Completion queues, a thread each. Two keep a GPU busy; each copies message bytes, so more help
+  // uploads and cost a core under load.
+  int32_t poller_threads = 2;
+  // One message, tensors included; larger ones are refused before their bytes are read whole. A
+  // call's memory grows with it.
+  int64_t message_bytes_max = kMessageBytesMax;
+  // Calls and streams open on one connection at a time; more wait in the client's library.
+  int32_t streams_per_connection_max = 2048;
+  // Calls and streams open in the whole daemon; more are answered RESOURCE_EXHAUSTED. Each holds
+  // some kilobytes.
+  int32_t streams_max = 8192;
+  // Messages of one DecodeStream that are read and not yet answered. More hide a longer round trip;
+  // beyond it the stream is not read, so a slow reader stalls only itself.
+  int32_t stream_inflight_max = 32;
+  // Metadata of one call. gRPC holds it uncompressed for as long as the call lives.
+  int32_t metadata_bytes_max = 16384;
+  // A connection without traffic is asked for a sign of life this often; one that does not answer
+  // within as long again is dead, and its streams end. Lower notices killed clients sooner.
+  int32_t keepalive_ms = 20000;
+};
+
+enum class DeviceChoice : uint8_t {
+  kAuto = 0,  // a GPU if the build and the machine have one, else the CPU
+  kCpu = 1,
+  kCuda = 2,  // refuse to start without a GPU
+};
+
+// The thread that owns the cache, and the device under it.
+struct EngineOptions {
+  DeviceChoice device = DeviceChoice::kAuto;
+  // Which GPU, as CUDA numbers them.
+  int32_t device_index = 0;
+  // Threads of the CPU backend, the engine's own included. 0: one for each core that we may use.
+  int32_t cpu_threads = 0;
+  // Items admitted and not yet answered. More absorb longer bursts and make the last one wait
+  // longer; beyond it calls are answered RESOURCE_EXHAUSTED with a delay.
+  int32_t queue_items_max = 8192;
+  // Rows in one launch, at most. More fill the device better and delay the first.
+  int32_t batch_rows_max = 256;
+  // How long a first row waits for company. 0 launches at once: best p50 when idle, most launches.
+  int32_t batch_wait_us_max = 0;
+  // Bytes of K and V that one append slice brings to the device before waiting decodes get their
+  // turn. Larger uploads faster; smaller keeps decode's p99 low beside an upload.
+  int64_t append_slice_bytes_max = int64_t{1} << 20;
+  // Launches handed to the device and not yet finished. 2 hides the host's share of a launch; more
+  // only makes a late item wait.
+  int32_t launches_inflight_max = 2;
+  // Pinned memory for rows and replies in flight, taken once at start. Too little answers
+  // RESOURCE_EXHAUSTED under load; it must hold one message of message_bytes_max and its reply.
+  int64_t staging_bytes = int64_t{256} << 20;
+  // Messages that hold a part of it at a time.
+  int32_t staging_slots = 1024;
+  // An item's bits do not depend on the other rows of its launch. Repeatable; costs speed on small
+  // batches, because splits then follow from the item alone.
+  bool batch_invariant = false;
+};
+
+// Page pools, and what a sequence may hold.
+struct CacheOptions {
+  // Bytes of all page pools together, shared out in proportion to what each layer group needs for
+  // its model's expected_seqs x expected_tokens. 0: exactly that need.
+  int64_t pool_bytes = 0;
+  // The same as a part of the device memory that is free at start. 0: not used. Not with
+  // pool_bytes.
+  double pool_fraction = 0.0;
+  // Live sequences of all models.
+  int32_t seqs_max = 4096;
+  // Tokens that a sliding-window group keeps beyond its window, so that a client may step back that
+  // far. Each costs a token of every windowed layer.
+  int32_t reclaim_slack_tokens = 128;
+  // Lease of a sequence whose creator names none: untouched for so long, it is freed. Shorter gives
+  // a killed client's pages back sooner; clients renew at a third of it.
+  int32_t lease_ttl_ms = 60000;
+  // Longest lease that a client may ask for.
+  int32_t lease_ttl_ms_max = 3600000;
+  // Latest appends of one (sequence, layer) whose digest is kept, so that a retry of them is told
+  // from other bytes. Each costs 24 bytes per sequence and layer.
+  int32_t replay_digests_max = 8;
+  // Fill freed pages with NaN, so that a read of one shows. For tests: costs a write of every page
+  // freed.
+  bool poison_freed_pages = false;
+};
+
+// What a model asks for, before the policy of cache_share.h has decided.
+enum class PrecisionChoice : uint8_t {
+  kAuto = 0,   // fp8_kv where allowed and worth it, else bf16
+  kBf16 = 1,   // the rows as they came
+  kFp8Kv = 2,  // e4m3 codes; needs allow_fp8_kv
+};
+
+// The daemon-wide half of the precision policy.
+struct PolicyOptions {
+  // Opt-in to a lossy cache. false: auto means bf16, and fp8_kv is a configuration error.
+  bool allow_fp8_kv = false;
+  // auto takes fp8_kv from this share of a step's bytes on. 0.2 predicts 1.10x at a ratio of 0.53.
+  double cache_share_min = 0.2;
+  // Time of the operation in fp8_kv divided by its time in bf16, measured on this device at the
+  // workload's shape. 0: not measured, the ratio of the bytes stands in.
+  double fp8_bf16_ratio = 0.0;
+};
+
+struct DrainOptions {
+  // From SIGTERM on, admitted work has this long; what is unfinished is then answered UNAVAILABLE
+  // and the daemon exits. Keep it under the grace period of whoever sends the SIGKILL.
+  int32_t drain_ms_max = 20000;
+};
+
+enum class LogLevel : uint8_t { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3 };
+enum class LogFormat : uint8_t { kText = 0, kJson = 1 };
+
+struct LogOptions {
+  // Lines below it are not made. debug logs every call and costs accordingly.
+  LogLevel log_level = LogLevel::kInfo;
+  // json: one object a line, for machines.
+  LogFormat log_format = LogFormat::kText;
+};
+
+// Some layers of a model differ from the model's own window, softcap or sinks.
+struct LayerRule {
+  std::string layers;  // "5,11,17", "0-25", "5-17/6" (every sixth from 5 to 17) or a list of those
+  std::optional<int32_t> window;
+  std::optional<float> softcap;
+  std::optional<bool> has_sinks;
+};
+
+// One model: its shape, the workload that it is sized for, its precision. The shape is either given
+// or imported from hf_config, never both.
+struct ModelOptions {
+  // What clients call it. Letters, digits, '.', '_', '-', '/', at most 128.
+  std::string name;
+
+  // A Hugging Face config.json, relative to the configuration file. Gives the whole shape and an
+  // estimate of other_bytes.
+  std::string hf_config;
+
+  int32_t layers = 0;
+  int32_t q_heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  float sm_scale = 0.0F;  // 0: 1/sqrt(head_dim)
+  int32_t window = 0;     // of every layer without a rule; 0: all tokens
+  float softcap = 0.0F;   // 0: off
+  bool has_sinks = false;
+  std::vector<LayerRule> layer_rules;  // a later rule wins
+
+  // Sequences that the pools hold at full length, and that the policy takes as the batch of a step.
+  // Costs pool bytes in proportion.
+  int32_t expected_seqs = 16;
+  // Tokens of each. Appends beyond a sequence's own reservation are best effort.
+  int32_t expected_tokens = 4096;
+
+  PrecisionChoice precision = PrecisionChoice::kAuto;
+  // Layers that stay bf16 whatever is decided, in the form of LayerRule::layers. Empty: none.
+  std::string bf16_layers;
+  // Bytes other than the cache that a step of this model reads: weights and activations. Not given:
+  // estimated from hf_config; without that either, auto stays bf16, because the share is unknown.
+  std::optional<int64_t> other_bytes;
+};
+
+struct Options {
+  ServerOptions server;
+  EngineOptions engine;
+  CacheOptions cache;
+  PolicyOptions policy;
+  DrainOptions drain;
+  LogOptions log;
+  std::vector<ModelOptions> models;  // 1..kModelsMax, names distinct
+};
+
+}  // namespace fp8kvd::config
