@@ -101,12 +101,13 @@ function(fp8kvd_python_test name)
   if(FP8KVD_BUILD_KIND IN_LIST A_SKIP_UNDER)
     return()
   endif()
+  list(TRANSFORM A_NEEDS PREPEND "needs=")
   add_test(NAME ${name} COMMAND ${FP8KVD_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${A_SCRIPT}
     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   fp8kvd_budget(${name})
   set_tests_properties(${name} PROPERTIES
     ENVIRONMENT "FP8KVD_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};FP8KVD_BUILD_DIR=${CMAKE_BINARY_DIR}"
-    LABELS "needs=${A_NEEDS}")
+    LABELS "script;${A_NEEDS}")
   if(A_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
   endif()

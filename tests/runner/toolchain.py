@@ -1,0 +1,99 @@
+"""What the tests need besides packages: a Python environment and nvcc, both under build/."""
+
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VENV = ROOT / "build" / "venv"
+VENV_PYTHON = VENV / "bin" / "python3"
+CUDA = ROOT / "build" / "cuda-pypi"
+SYSTEM_NVCC = pathlib.Path("/usr/local/cuda/bin/nvcc")
+# A toolkit root comes together from these; their minor version is one release of CUDA.
+CUDA_PACKAGES = [f"nvidia-{part}==13.0.*"
+                 for part in ("cuda-nvcc", "cuda-runtime", "cuda-crt", "cuda-cccl", "nvvm")]
+PIP_SECONDS_MAX = 900
+
+PROBE = """
+#include <cuda_bf16.h>
+#include <cuda/barrier>
+__global__ void Probe(__nv_bfloat16* x) { x[threadIdx.x] = __float2bfloat16(1.0F); }
+int main() { Probe<<<1, 32>>>(nullptr); return 0; }
+"""
+
+
+class ToolchainError(Exception):
+    """Something could not be had; the text says what and what to do."""
+
+
+def _run(command, what, seconds):
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise ToolchainError(f"{what} took more than {seconds} s; is the network slow?") from None
+    if done.returncode != 0:
+        raise ToolchainError(f"{what} failed; its message stands above")
+
+
+def ensure_venv():
+    """build/venv with exactly the versions of tests/requirements.txt; quick when it is there."""
+    requirements = ROOT / "tests" / "requirements.txt"
+    stamp = VENV / "requirements.sha256"
+    wanted = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
+    if VENV_PYTHON.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return
+    print("python: making build/venv from tests/requirements.txt", flush=True)
+    _run([sys.executable, "-m", "venv", "--clear", VENV], "python3 -m venv", 120)
+    _run([VENV_PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-q",
+          "-r", requirements], "pip install of tests/requirements.txt", PIP_SECONDS_MAX)
+    stamp.write_text(wanted)
+
+
+def find_nvcc():
+    """The system's nvcc, or None."""
+    on_path = shutil.which("nvcc")
+    if on_path:
+        return pathlib.Path(on_path)
+    return SYSTEM_NVCC if SYSTEM_NVCC.exists() else None
+
+
+def ensure_nvcc():
+    """An nvcc that compiles for sm_90a: the system's, else one from PyPI in build/cuda-pypi."""
+    nvcc = find_nvcc()
+    if nvcc is not None:
+        return nvcc
+    nvcc = CUDA / "bin" / "nvcc"
+    if not nvcc.exists():
+        _fetch_cuda()
+    return nvcc
+
+
+def _fetch_cuda():
+    print("cuda: no nvcc here; fetching one from PyPI into build/cuda-pypi", flush=True)
+    staging = CUDA.with_name("cuda-pypi.part")
+    shutil.rmtree(staging, ignore_errors=True)
+    shutil.rmtree(CUDA, ignore_errors=True)
+    _run([VENV_PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-q", "--no-deps",
+          "--target", staging, *CUDA_PACKAGES], "pip install of nvcc", PIP_SECONDS_MAX)
+    root = staging / "nvidia" / "cu13"
+    if not (root / "bin" / "nvcc").exists():
+        raise ToolchainError("the nvcc package of PyPI has no nvidia/cu13/bin/nvcc; "
+                             "see CUDA_PACKAGES in tests/runner/toolchain.py")
+    if not (root / "lib64").exists():
+        (root / "lib64").symlink_to("lib")  # where CMake and nvcc look for the runtime
+    _probe(root)
+    os.replace(root, CUDA)
+    shutil.rmtree(staging)
+
+
+def _probe(root):
+    source = root / "probe.cu"
+    source.write_text(PROBE)
+    _run([root / "bin" / "nvcc", "-std=c++20", "-cudart=static",
+          "-gencode=arch=compute_90a,code=sm_90a", "-o", root / "probe", source],
+         "compiling a probe with the nvcc from PyPI", 120)
+    source.unlink()
+    (root / "probe").unlink()
