@@ -1,4 +1,5 @@
-// server/engine/clock.h: the time that the engine sees. Handed in, so that tests/sim runs on its own.
+// server/engine/clock.h: the time that the engine sees. Handed in, so that tests/sim runs on its
+// own.
 #pragma once
 
 #include <chrono>

@@ -1,13 +1,15 @@
-// server/engine/engine.h: the one thread that mutates the store and queues byte work. It batches what
-// waits, plans with cache/, launches with kernels/, and answers calls.
+// server/engine/engine.h: the one thread that mutates the store and queues byte work. It batches
+// what waits, plans with cache/, launches with kernels/, and answers calls.
 //
-// Promises: every request that Submit took is answered exactly once, also when it was cancelled, came
-//   too late, the device failed or the engine drains. Items of one (sequence, layer) run in the order
-//   of their Submit. Each launch takes every eligible item that waits when the device becomes free.
-//   No tensor byte is touched, no memory is taken on the decode path once Start returned.
+// Promises: every request that Submit took is answered exactly once, also when it was cancelled,
+// came
+//   too late, the device failed or the engine drains. Items of one (sequence, layer) run in the
+//   order of their Submit. Each launch takes every eligible item that waits when the device becomes
+//   free. No tensor byte is touched, no memory is taken on the decode path once Start returned.
 // Does not manage: message bytes, sockets (server/rpc); when a process ends (server/daemon).
 // Threads: Submit and stats from any thread. Step on one thread: Run's, or a test's.
-// Errors: Submit gives RESOURCE_EXHAUSTED with the request's retry_after_ms set (queue or staging full),
+// Errors: Submit gives RESOURCE_EXHAUSTED with the request's retry_after_ms set (queue or staging
+// full),
 //   UNAVAILABLE (draining, or the device failed).
 #pragma once
 
@@ -17,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+
 #include "config/base/geometry.h"
 #include "config/options.h"
 #include "kernels/backend.h"
@@ -42,27 +45,37 @@ class Engine {
                                                        uint64_t incarnation,
                                                        kernels::Backend* backend,
                                                        const Clock* clock);
-  virtual ~Engine() = default;
+  ~Engine();  // every request taken must have been answered: Drain and Run first
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
 
   // Takes the request or says why not (then nothing of it is kept). It must live until Done().
-  virtual absl::Status Submit(Request* request) = 0;
+  absl::Status Submit(Request* request);
 
   // Slots for tensors in staging memory; thread-safe.
-  virtual Staging& staging() = 0;
+  Staging& staging();
 
   // One turn: takes what waits, launches if the device is free, answers what is finished, expires
   // leases. True if anything happened. Never waits.
-  virtual bool Step() = 0;
+  bool Step();
 
-  // Turns until Drain is complete or the device failed (then that Status), spinning briefly and then
-  // sleeping when idle; Submit wakes it.
-  virtual absl::Status Run() = 0;
+  // Turns until Drain is complete (OK) or the device failed (that Status), spinning briefly and
+  // then sleeping when idle; Submit wakes it.
+  absl::Status Run();
 
   // From any thread: refuse new work with UNAVAILABLE, finish what was taken, then Run returns.
-  virtual void Drain() = 0;
+  void Drain();
 
   // A copy of all counters, consistent with each other.
-  virtual EngineStats stats() const = 0;
+  EngineStats stats() const;
+
+  const std::vector<ModelSetup>& models() const;  // as given to Start
+  uint64_t incarnation() const;
+
+ private:
+  class Parts;
+  explicit Engine(std::unique_ptr<Parts> parts);
+  std::unique_ptr<Parts> parts_;
 };
 
 }  // namespace fp8kvd::engine

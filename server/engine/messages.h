@@ -2,10 +2,14 @@
 // gRPC. A request object belongs to its call; the engine writes the reply into it.
 //
 // A call's life (the engine's side of style "one thread owns a call"):
-//   1. Its poller fills the request, has its tensors in a staging slot, checked (range) and digested.
-//   2. Engine::Submit(request): a Status here means refused, nothing was kept. Ok: the engine has it.
-//   3. The engine's thread runs it and calls request->done->Done() exactly once, after which it never
-//      touches the request again. Done() must return at once (it posts an event to the call's poller).
+//   1. Its poller fills the request, has its tensors in a staging slot, checked (range) and
+//   digested.
+//   2. Engine::Submit(request): a Status here means refused, nothing was kept. Ok: the engine has
+//   it.
+//   3. The engine's thread runs it and calls request->done->Done() exactly once, after which it
+//   never
+//      touches the request again. Done() must return at once (it posts an event to the call's
+//      poller).
 //   4. The poller copies out and lse from the slot, gives the slot back, finishes the call.
 // The call may set `cancelled` at any time; the engine looks before it begins work, never after.
 #pragma once
@@ -18,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+
 #include "cache/ids.h"
 #include "kernels/params.h"
 
@@ -53,11 +58,11 @@ struct Request {
 
 struct DecodeItem {
   cache::SeqHandle handle;
-  int64_t pos = 0;          // of the first query token
+  int64_t pos = 0;  // of the first query token
   int32_t q_len = 1;
-  int32_t row = 0;          // first row of the item in q, k, v, out, lse: sum of q_lens before it
-  uint64_t kv_digest = 0;   // of its k and v rows; unused when attend-only
-  absl::Status status;      // a poller may set it (range check); the engine skips such an item
+  int32_t row = 0;         // first row of the item in q, k, v, out, lse: sum of q_lens before it
+  uint64_t kv_digest = 0;  // of its k and v rows; unused when attend-only
+  absl::Status status;     // a poller may set it (range check); the engine skips such an item
   int32_t retry_after_ms = 0;
 };
 
@@ -68,12 +73,12 @@ struct DecodeRequest : Request {
   int32_t model = 0;  // index into the configured models
   int32_t layer = 0;
   absl::Span<DecodeItem> items;
-  const uint16_t* q = nullptr;           // [n, q_heads, head_dim]
-  const uint16_t* k = nullptr;           // [n, kv_heads, head_dim], null: attend only
+  const uint16_t* q = nullptr;  // [n, q_heads, head_dim]
+  const uint16_t* k = nullptr;  // [n, kv_heads, head_dim], null: attend only
   const uint16_t* v = nullptr;
-  const float* sink_logits = nullptr;    // [q_heads], null: none or left out
-  void* out = nullptr;                   // [n, q_heads, head_dim]; rows of failed items are left alone
-  float* lse = nullptr;                  // [n, q_heads], null: not asked
+  const float* sink_logits = nullptr;  // [q_heads], null: none or left out
+  void* out = nullptr;   // [n, q_heads, head_dim]; rows of failed items are left alone
+  float* lse = nullptr;  // [n, q_heads], null: not asked
   kernels::OutType out_type = kernels::OutType::kBf16;
   // Filled by the engine.
   TimeUs launched = 0;
@@ -94,8 +99,8 @@ struct AppendRequest : Request {
   int64_t skip_to = 0;          // 0: off
   const uint16_t* k = nullptr;  // [layers_count, n, kv_heads, head_dim]
   const uint16_t* v = nullptr;
-  // A chunk commits in slices of slice_tokens (AppendSliceTokens in append_step.h gives the number);
-  // slice_digests [layers_count, ceil(n / slice_tokens)] are of each slice's k and v rows.
+  // A chunk commits in slices of slice_tokens (AppendSliceTokens in append_step.h gives the
+  // number); slice_digests [layers_count, ceil(n / slice_tokens)] are of each slice's k and v rows.
   int32_t slice_tokens = 0;
   absl::Span<const uint64_t> slice_digests;
   // Filled by the engine: committed tokens of each layer [layers_count], also after a failure.
@@ -136,7 +141,7 @@ struct ControlRequest : Request {
   int32_t model = -1;
   int32_t count = 1;
   int64_t expected_tokens = 0;
-  int64_t ttl_ms = 0;  // 0: the default
+  int64_t ttl_ms = 0;                     // 0: the default
   std::vector<cache::SeqHandle> handles;  // in; of kCreate and kFork: out
   std::vector<int64_t> seq_lens;
   uint64_t list_after = 0;

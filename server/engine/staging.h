@@ -1,8 +1,15 @@
-// server/engine/staging.h: pinned host memory that a message's tensors are copied into once, and that
-// the device reads and writes. All of it is taken at start, in slots of a few fixed sizes.
+// server/engine/staging.h: pinned host memory that a message's tensors are copied into once, and
+// that the device reads and writes. All of it is taken at start, in slots of a few fixed sizes.
 //
-// Promises: Acquire and Release are O(1), take no memory, and never wait. A slot's bytes are its
-//   holder's alone until Release. slots_used() is 0 when nobody holds one (a leak shows).
+// Promises: Acquire and Release are O(1), take no memory, and wait for nobody but a holder of the
+// same
+//   short lock. A slot's bytes are its holder's alone until Release. slots_used() is 0 when nobody
+//   holds one (a leak shows).
+// Sizes: the largest is half of all bytes, one slot, so that the largest message and its reply
+// always
+//   have a place. The other half goes in equal parts to sizes of 64 KiB, 256 KiB, 1 MiB ... (powers
+//   of four below the largest; as many as get a slot). A message that finds its own size taken may
+//   use the next larger one, but no more than that: small messages never block the large.
 // Does not manage: what lies in a slot; when the device is done with it (the engine answers after
 //   its fence has passed).
 // Threads: any, guarded by one mutex per size.
@@ -12,9 +19,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+
 #include "kernels/backend.h"
 
 namespace fp8kvd::engine {
@@ -24,6 +34,39 @@ struct StagingSlot {
   int64_t size = 0;
   int32_t size_class = -1;
   int32_t index = -1;
+};
+
+class Staging {
+ public:
+  static constexpr int64_t kSlotBytesMin = int64_t{64} << 10;
+
+  // Takes `bytes` (at least 4 * kSlotBytesMin) from the backend, in at most `slots_max` slots.
+  static absl::StatusOr<std::unique_ptr<Staging>> Make(kernels::Backend* backend, int64_t bytes,
+                                                       int32_t slots_max);
+
+  absl::StatusOr<StagingSlot> Acquire(int64_t bytes);
+  void Release(const StagingSlot& slot);  // held; giving one back twice is a bug: aborts
+
+  int64_t slot_bytes_max() const;
+  int64_t slots_total() const { return slots_total_; }
+  int64_t slots_used() const;
+
+ private:
+  struct SizeClass {
+    SizeClass(int64_t slot_size, uint8_t* first, int32_t slots);
+    const int64_t size;
+    uint8_t* const bytes;
+    const int32_t count;
+    mutable std::mutex mutex;
+    std::vector<int32_t> free;  // guarded by mutex; the last is the warmest
+    std::vector<bool> is_held;  // guarded by mutex
+  };
+
+  Staging() = default;
+  bool Take(SizeClass& size_class, int32_t index_of_class, StagingSlot* slot);
+
+  std::vector<std::unique_ptr<SizeClass>> classes_;  // ascending by size
+  int64_t slots_total_ = 0;
 };
 
 }  // namespace fp8kvd::engine
