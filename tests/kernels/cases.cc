@@ -1,0 +1,385 @@
+#include "tests/kernels/cases.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "config/base/limits.h"
+#include "kernels/bf16.h"
+
+namespace fp8kvd::kernels::cases {
+namespace {
+
+constexpr Precision kPrecisions[] = {Precision::kFp8Kv, Precision::kBf16};
+
+// Where kernels cut: tiles of 8, 16 and 64 tokens, and splits of a few pages.
+constexpr int32_t kEdgeLengths[] = {1,  2,  7,  8,   9,   15,  16,  17,  31,  33,  48,
+                                    63, 64, 65, 100, 127, 128, 129, 191, 193, 257, 300};
+
+std::string NameOf(Precision precision) {
+  return precision == Precision::kFp8Kv ? "fp8_kv" : "bf16";
+}
+
+std::string Shape(Precision precision, int32_t head_dim, int32_t group) {
+  return NameOf(precision) + "_d" + std::to_string(head_dim) + "_g" + std::to_string(group);
+}
+
+Case Make(const std::string& what, Precision precision, int32_t head_dim, int32_t group) {
+  Case c;
+  c.name = what + "_" + Shape(precision, head_dim, group);
+  c.precision = precision;
+  c.head_dim = head_dim;
+  c.group = group;
+  // Both output types meet all kinds of cases, each shape always the same one.
+  c.out_type = (head_dim / 16 + group) % 2 == 0 ? OutType::kFp32 : OutType::kBf16;
+  return c;
+}
+
+// A row whose last query is the last token of seq_len.
+Row AtEnd(int32_t seq_len, int32_t q_len, int32_t kv_heads) {
+  Row row;
+  row.seq_len = seq_len;
+  row.pos = seq_len - q_len;
+  row.q_len = q_len;
+  row.kv_heads = kv_heads;
+  return row;
+}
+
+void AddShapes(std::vector<Case>& cases, bool all) {
+  for (const Precision precision : kPrecisions) {
+    for (const int32_t head_dim : kHeadDims) {
+      for (int32_t group = 1; group <= kGroupMax; ++group) {
+        if (!all && (head_dim / 16 + group) % 8 != 0) continue;
+        Case c = Make("edges", precision, head_dim, group);
+        for (const int32_t length : kEdgeLengths) c.rows.push_back(AtEnd(length, 1, 3));
+        cases.push_back(c);
+      }
+    }
+  }
+}
+
+void AddEveryLength(std::vector<Case>& cases) {
+  for (const Precision precision : kPrecisions) {
+    for (const int32_t head_dim : kHeadDims) {
+      for (const int32_t group : {1, 4, 7, 8}) {
+        if (group != 4 && head_dim != 128 && head_dim != 80) continue;
+        Case c = Make("lengths_1_to_300", precision, head_dim, group);
+        for (int32_t length = 1; length <= 300; ++length) c.rows.push_back(AtEnd(length, 1, 1));
+        cases.push_back(c);
+      }
+    }
+  }
+}
+
+void AddLong(std::vector<Case>& cases) {
+  for (const Precision precision : kPrecisions) {
+    for (const int32_t head_dim : kHeadDims) {
+      Case c = Make("lengths_1000_4096_8192", precision, head_dim, 4);
+      for (const int32_t length : {1000, 4096, 8192}) c.rows.push_back(AtEnd(length, 2, 11));
+      cases.push_back(c);
+    }
+    for (int32_t group = 1; group <= kGroupMax; ++group) {
+      Case c = Make("length_1000", precision, 128, group);
+      c.rows = {AtEnd(1000, 2, 16), AtEnd(999, 2, 16)};
+      cases.push_back(c);
+    }
+    Case ragged = Make("ragged", precision, 128, 8);
+    for (int32_t i = 0; i < 40; ++i) ragged.rows.push_back(AtEnd(1 + i * i, 1, 2));
+    ragged.rows.push_back(AtEnd(8192, 1, 2));
+    ragged.batch_invariant = true;
+    cases.push_back(ragged);
+  }
+}
+
+// The window at every place that matters against the length and the tiles, one and several queries.
+void AddWindows(std::vector<Case>& cases, const std::vector<int32_t>& head_dims) {
+  for (const Precision precision : kPrecisions) {
+    for (const int32_t head_dim : head_dims) {
+      Case c = Make("window", precision, head_dim, 4);
+      for (const int32_t window : {1, 2, 15, 16, 17, 63, 64, 65, 128, 198, 199, 200, 201, 300}) {
+        for (const int32_t q_len : {1, 2, 5}) {
+          Row row = AtEnd(200, q_len, 2);
+          row.window = window;
+          c.rows.push_back(row);
+          row.pos -= 9;  // later keys are committed and must not be seen
+          c.rows.push_back(row);
+        }
+      }
+      cases.push_back(c);
+      Case far = Make("window_in_long", precision, head_dim, 4);
+      for (const int32_t window : {100, 512, 1023, 1024, 2998, 2999}) {
+        Row row = AtEnd(3000, 3, 4);
+        row.window = window;
+        far.rows.push_back(row);
+      }
+      cases.push_back(far);
+    }
+  }
+}
+
+void AddQueries(std::vector<Case>& cases) {
+  for (const Precision precision : kPrecisions) {
+    for (const int32_t group : {1, 5, 8, 16}) {
+      Case c = Make("several_queries", precision, 128, group);
+      for (int32_t q_len = 1; q_len <= 17; ++q_len) {
+        c.rows.push_back(AtEnd(150, q_len, 1));
+        c.rows.push_back(AtEnd(q_len, q_len, 1));  // the first query sees one key
+        Row row = AtEnd(190, q_len, 1);
+        row.pos = 63 - q_len;  // the last stands just before a page's edge
+        c.rows.push_back(row);
+      }
+      c.rows.push_back(AtEnd(100, kQLenMax, 1));
+      cases.push_back(c);
+    }
+  }
+}
+
+void AddSinksAndSoftcaps(std::vector<Case>& cases) {
+  for (const Precision precision : kPrecisions) {
+    for (const int32_t group : {1, 6, 8}) {
+      Case c = Make("sinks_softcap", precision, 64, group);
+      for (const int32_t length : {1, 16, 63, 64, 65, 130, 300, 1500}) {
+        for (const float softcap : {0.0F, 2.0F, 30.0F}) {
+          for (const bool sinks : {false, true}) {
+            Row row = AtEnd(length, 1, 2);
+            row.softcap = softcap;
+            row.sinks = sinks;
+            row.sm_scale = softcap == 30.0F ? 2.0F : 0.0F;  // scores well beyond the cap
+            c.rows.push_back(row);
+          }
+        }
+      }
+      cases.push_back(c);
+      Case none = Make("no_key", precision, 64, group);
+      for (int32_t i = 0; i < 40; ++i) {
+        Row row = i % 3 == 2 ? AtEnd(70, 1, 2) : AtEnd(0, 1, 2);  // pos -1
+        row.sinks = i % 2 == 0;
+        none.rows.push_back(row);
+      }
+      none.rows.push_back(AtEnd(2, 4, 2));  // queries -2, -1, 0, 1
+      cases.push_back(none);
+    }
+    Case no_lse = Make("no_lse", precision, 96, 4);
+    no_lse.lse = false;
+    for (const int32_t length : kEdgeLengths) no_lse.rows.push_back(AtEnd(length, 1, 3));
+    cases.push_back(no_lse);
+  }
+}
+
+// Rows of several models in one launch: nothing but head_dim and group is shared.
+void AddMixedRows(std::vector<Case>& cases) {
+  for (const Precision precision : kPrecisions) {
+    Case c = Make("mixed_rows", precision, 128, 4);
+    for (int32_t i = 0; i < 24; ++i) {
+      Row row = AtEnd(20 + 37 * i, 1 + i % 4, 1 + i % 5);
+      row.window = i % 3 == 0 ? 50 + i : 0;
+      row.softcap = i % 4 == 1 ? 20.0F : 0.0F;
+      row.sinks = i % 5 == 2;
+      row.sm_scale = i % 2 == 0 ? 0.0F : 0.05F;
+      c.rows.push_back(row);
+    }
+    cases.push_back(c);
+  }
+}
+
+void AddData(std::vector<Case>& cases, const std::vector<int32_t>& head_dims) {
+  struct Kind {
+    const char* name;
+    Data data;
+  };
+  constexpr Kind kKinds[] = {{"one_huge_many_tiny", Data::kOneHugeManyTiny},
+                             {"zero_rows", Data::kZeroRows},
+                             {"mixed_scales", Data::kMixedScales},
+                             {"subnormal_rows", Data::kSubnormalRows},
+                             {"range_edge", Data::kRangeEdge},
+                             {"queries_tiny", Data::kQueriesTiny},
+                             {"queries_large", Data::kQueriesLarge},
+                             {"queries_at_edge", Data::kQueriesAtEdge},
+                             {"all_at_edge", Data::kAllAtEdge}};
+  for (const Precision precision : kPrecisions) {
+    for (const int32_t head_dim : head_dims) {
+      for (const Kind& kind : kKinds) {
+        Case c = Make(kind.name, precision, head_dim, 4);
+        c.data = kind.data;
+        for (const int32_t length : {1, 3, 17, 64, 65, 200, 300, 700}) {
+          c.rows.push_back(AtEnd(length, 1, 8));
+        }
+        cases.push_back(c);
+      }
+    }
+  }
+}
+
+void AddNeedles(std::vector<Case>& cases, int32_t seq_len) {
+  for (const Precision precision : kPrecisions) {
+    Case c = Make("needle_in_" + std::to_string(seq_len), precision, 64, 1);
+    c.data = Data::kNeedle;
+    c.rows = {AtEnd(seq_len, kQLenMax, 1)};
+    cases.push_back(c);
+  }
+}
+
+void AddLargePool(std::vector<Case>& cases) {
+  for (const Precision precision : kPrecisions) {
+    Case c = Make("pool_past_4_gib", precision, 128, 4);
+    for (int32_t i = 0; i < 16; ++i) c.rows.push_back(AtEnd(200 + i, 1, 4));
+    c.pool_bytes_min = (int64_t{4} << 30) + (int64_t{512} << 20);
+    cases.push_back(c);
+  }
+}
+
+// A finite bf16 of the largest exponent allowed, random sign and mantissa.
+uint16_t EdgeBf16(Random& random) {
+  constexpr uint32_t kExponent = (127 + kRangeExponent - 1) << 7;
+  return static_cast<uint16_t>(kExponent | random.Below(128) | (random.Below(2) << 15));
+}
+
+uint16_t NormalBf16(Random& random, float factor) { return FloatToBf16(random.Normal() * factor); }
+
+// A row of K or V that is made of noise alone.
+void FillNoiseRow(Data data, bool is_key, int64_t row, int32_t head_dim, Random& random,
+                  uint16_t* x) {
+  float factor = 1.0F;
+  if (data == Data::kMixedScales) factor = std::exp2(random.Uniform() * 12.0F - 6.0F);
+  if (data == Data::kZeroRows && row % (is_key ? 3 : 4) == 0) factor = 0.0F;
+  if (data == Data::kNeedle && is_key) factor = 0.1F;
+  for (int32_t i = 0; i < head_dim; ++i) x[i] = NormalBf16(random, factor);
+}
+
+void FillRow(Data data, bool is_key, int64_t row, int32_t head_dim, Random& random, uint16_t* x) {
+  switch (data) {
+    case Data::kOneHugeManyTiny:
+      for (int32_t i = 0; i < head_dim; ++i) x[i] = NormalBf16(random, 0x1p-8F / kE4m3Max);
+      x[random.Below(head_dim)] = FloatToBf16(random.Below(2) == 0 ? 1.0F : -1.0F);
+      return;
+    case Data::kSubnormalRows:
+      for (int32_t i = 0; i < head_dim; ++i) {
+        x[i] = static_cast<uint16_t>((1 + random.Below(127)) | (random.Below(2) << 15));
+      }
+      return;
+    case Data::kRangeEdge:
+    case Data::kAllAtEdge:
+      for (int32_t i = 0; i < head_dim; ++i) x[i] = EdgeBf16(random);
+      return;
+    default:
+      FillNoiseRow(data, is_key, row, head_dim, random, x);
+  }
+}
+
+uint16_t QueryElement(Data data, Random& random) {
+  switch (data) {
+    case Data::kQueriesAtEdge:
+    case Data::kAllAtEdge:
+      return EdgeBf16(random);
+    case Data::kQueriesTiny:
+      return NormalBf16(random, 0x1p-60F);
+    case Data::kQueriesLarge:
+      return NormalBf16(random, 0x1p10F);
+    case Data::kRangeEdge:
+      return NormalBf16(random, 0x1p-28F);
+    default:
+      return NormalBf16(random, 1.0F);
+  }
+}
+
+// Queries that hardly differ, and one key a third of the way in that points where they do, with a
+// score of ln(keys) + 2: it holds about 0.88 of the weight, all others together the rest.
+void PlantNeedle(const Case& c, const Row& row, Random& random, RowData& data) {
+  const int32_t head_dim = c.head_dim;
+  const int32_t q_heads = row.kv_heads * c.group;
+  for (int32_t kv_head = 0; kv_head < row.kv_heads; ++kv_head) {
+    std::vector<float> base(head_dim);
+    float norm = 0.0F;
+    for (float& x : base) x = random.Normal();
+    for (const float x : base) norm += x * x;
+    for (int32_t j = 0; j < row.q_len; ++j) {
+      for (int32_t g = 0; g < c.group; ++g) {
+        uint16_t* q = &data.q[(int64_t{j} * q_heads + kv_head * c.group + g) * head_dim];
+        for (int32_t i = 0; i < head_dim; ++i) {
+          q[i] = FloatToBf16(base[i] + 0.02F * random.Normal());
+        }
+      }
+    }
+    const float score = std::log(static_cast<float>(row.seq_len)) + 2.0F;
+    const float factor = score * std::sqrt(static_cast<float>(head_dim)) / norm;
+    uint16_t* k = &data.k[(int64_t{row.seq_len / 3} * row.kv_heads + kv_head) * head_dim];
+    for (int32_t i = 0; i < head_dim; ++i) k[i] = FloatToBf16(base[i] * factor);
+  }
+}
+
+}  // namespace
+
+std::vector<Case> Cases(Set set) {
+  std::vector<Case> cases;
+  const bool full = set == Set::kFull;
+  AddShapes(cases, full);
+  AddWindows(cases, full ? std::vector<int32_t>{64, 80, 128} : std::vector<int32_t>{64});
+  AddSinksAndSoftcaps(cases);
+  AddMixedRows(cases);
+  AddData(cases, full ? std::vector<int32_t>{80, 128, 256} : std::vector<int32_t>{64});
+  if (full) {
+    AddQueries(cases);
+    AddEveryLength(cases);
+    AddLong(cases);
+    AddNeedles(cases, 131072);
+    AddLargePool(cases);
+  } else {
+    AddNeedles(cases, 3000);
+  }
+  for (size_t i = 0; i < cases.size(); ++i) cases[i].seed = 1000 + i;
+  return cases;
+}
+
+int64_t Pairs(const Case& c) {
+  int64_t pairs = 0;
+  for (const Row& row : c.rows) pairs += int64_t{row.q_len} * row.kv_heads;
+  return pairs;
+}
+
+Visible VisibleKeys(const Row& row) {
+  const int32_t end = std::max(0, row.pos + row.q_len);
+  const int32_t first = row.window == 0 ? 0 : std::max(0, row.pos - row.window + 1);
+  return {std::min(first, end), end};
+}
+
+RowData MakeRowData(const Case& c, int32_t row_index) {
+  const Row& row = c.rows[row_index];
+  Random random(c.seed * 0x10001 + row_index);
+  RowData data;
+  const int64_t rows = int64_t{row.seq_len} * row.kv_heads;
+  data.q.resize(int64_t{row.q_len} * row.kv_heads * c.group * c.head_dim);
+  data.k.resize(rows * c.head_dim);
+  data.v.resize(rows * c.head_dim);
+  for (uint16_t& x : data.q) x = QueryElement(c.data, random);
+  for (int64_t i = 0; i < rows; ++i) {
+    FillRow(c.data, true, i, c.head_dim, random, &data.k[i * c.head_dim]);
+    FillRow(c.data, false, i, c.head_dim, random, &data.v[i * c.head_dim]);
+  }
+  if (c.data == Data::kNeedle) PlantNeedle(c, row, random, data);
+  if (row.sinks) {
+    data.sink_logits.resize(row.kv_heads * c.group);
+    for (float& logit : data.sink_logits) logit = 2.0F * random.Normal();
+  }
+  return data;
+}
+
+uint64_t Random::Next() {
+  state_ += 0x9E3779B97F4A7C15U;
+  uint64_t z = state_;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+  return z ^ (z >> 31);
+}
+
+float Random::Uniform() { return static_cast<float>(Next() >> 40) * 0x1p-24F; }
+
+float Random::Normal() {
+  const uint64_t bits = Next();
+  const int32_t sum = static_cast<int32_t>(bits & 0xFFFF) +
+                      static_cast<int32_t>(bits >> 16 & 0xFFFF) +
+                      static_cast<int32_t>(bits >> 32 & 0xFFFF) + static_cast<int32_t>(bits >> 48);
+  // Each part is uniform over 2^16 steps with variance 2^32 / 12; four have a deviation of 2^16 /
+  // sqrt(3).
+  return static_cast<float>(sum - 2 * 0xFFFF) * (1.7320508F / 65536.0F);
+}
+
+}  // namespace fp8kvd::kernels::cases
