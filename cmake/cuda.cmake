@@ -1,5 +1,5 @@
-# Finds nvcc and turns the CUDA language on; says so when it is missing and AUTO lets the build go on.
-# Sets FP8KVD_HAVE_CUDA. The CUDA runtime is linked statically, so a binary needs only the driver.
+# Finds nvcc and turns the CUDA language on; says so when it is missing and AUTO lets the build go
+# on. Sets FP8KVD_HAVE_CUDA. The CUDA runtime is linked statically: a binary needs only the driver.
 #
 # fp8kvd_cuda_library(name HDRS … SRCS … SM90_SRCS … PUBLIC_DEPS … PRIVATE_DEPS … VISIBLE_TO …)
 #   As fp8kvd_library, for a folder with .cu files. SRCS (.cc and .cu) are compiled for every
@@ -23,7 +23,7 @@ if(FP8KVD_HAVE_CUDA)
   set(CMAKE_CUDA_ARCHITECTURES OFF)  # ours: 90a only where a source needs it
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   enable_language(CUDA)
-  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")  # CMake 3.25 does not know that nvcc has it
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")  # unknown to CMake 3.25
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo")
   find_package(CUDAToolkit REQUIRED)

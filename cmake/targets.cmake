@@ -3,7 +3,7 @@
 #   headers. VISIBLE_TO names the targets of ours that may link it ("*": all).
 # fp8kvd_binary(name SRCS … DEPS …)   an executable in bin/.
 # fp8kvd_test(name [SERIAL] SRCS … DEPS … SKIP_UNDER …)   a GoogleTest binary and a ctest of that
-#   name. SERIAL: nothing runs beside it (it measures time). SKIP_UNDER asan or tsan: not built there.
+#   name. SERIAL: nothing runs beside it (it measures time). SKIP_UNDER: not built in asan or tsan.
 # fp8kvd_python_test(name [SERIAL] SCRIPT file.py NEEDS … SKIP_UNDER …)   a ctest that runs a Python
 #   program of the source tree; NEEDS are the targets that it starts, found in FP8KVD_BIN_DIR.
 #   A test's time limit stands in tests/budget.txt; one without a line there does not configure.
@@ -105,8 +105,10 @@ function(fp8kvd_python_test name)
   add_test(NAME ${name} COMMAND ${FP8KVD_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${A_SCRIPT}
     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   fp8kvd_budget(${name})
+  set(environment FP8KVD_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
+    FP8KVD_BUILD_DIR=${CMAKE_BINARY_DIR})
   set_tests_properties(${name} PROPERTIES
-    ENVIRONMENT "FP8KVD_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};FP8KVD_BUILD_DIR=${CMAKE_BINARY_DIR}"
+    ENVIRONMENT "${environment}"
     LABELS "script;${A_NEEDS}")
   if(A_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)

@@ -2,12 +2,14 @@
 // kernels/cpu (runs a launch inside the call) and kernels/cuda (queues it on one stream).
 //
 // Promises: work runs in the order of the calls, so a later launch sees what an earlier one wrote.
-//   Rows and arrays given to a call are copied before it returns; staging memory that rows point into
-//   stays untouched by the caller until a fence taken afterwards has passed.
+//   Rows and arrays given to a call are copied before it returns; staging memory that rows point
+//   into stays untouched by the caller until a fence taken afterwards has passed.
 // Does not manage: which page belongs to whom (cache/), which rows go together (server/engine).
-// Threads: one caller at a time for everything. Alloc* only before the daemon is ready: afterwards no
+// Threads: one caller at a time for everything. Alloc* only before the daemon is ready: afterwards
+// no
 //   call allocates device, pinned or growing host memory (allocations() stands still).
-// Errors: UNIMPLEMENTED for a shape without a kernel, naming those that exist; RESOURCE_EXHAUSTED from
+// Errors: UNIMPLEMENTED for a shape without a kernel, naming those that exist; RESOURCE_EXHAUSTED
+// from
 //   Alloc*; a device fault is INTERNAL from this or any later call, and is final for the process.
 #pragma once
 
@@ -17,15 +19,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+
 #include "kernels/params.h"
 
 namespace fp8kvd::kernels {
 
 struct DeviceInfo {
-  std::string kind;          // "cuda", "cpu" or a test's name
-  std::string name;          // as the vendor or the processor says it, with the instruction set used
-  int64_t bytes_total = 0;   // device memory
-  int64_t bytes_free = 0;    // when asked
+  std::string kind;         // "cuda", "cpu" or a test's name
+  std::string name;         // as the vendor or the processor says it, with the instruction set used
+  int64_t bytes_total = 0;  // device memory
+  int64_t bytes_free = 0;   // when asked
 };
 
 // A place in the order of a backend's work; fences pass in the order in which they were taken.
@@ -56,7 +59,8 @@ class Backend {
   virtual absl::StatusOr<uint8_t*> AllocStaging(int64_t bytes) = 0;
 
   // Loads kernels and takes every workspace that launches of these shapes can need, up to
-  // rows_max rows of q_len_max query tokens and q_heads_max heads. UNIMPLEMENTED names a shape that lacks.
+  // rows_max rows of q_len_max query tokens and q_heads_max heads. UNIMPLEMENTED names a shape that
+  // lacks.
   virtual absl::Status WarmUp(absl::Span<const KernelShape> shapes, int32_t rows_max,
                               int32_t q_len_max, int32_t q_heads_max) = 0;
 

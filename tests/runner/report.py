@@ -49,7 +49,7 @@ def _result(test, case):
 
 
 def print_report(results, total_seconds):
-    """Slowest tests, what was skipped, what failed; the count is the last line. Returns exit code."""
+    """What was slow, skipped and failed; the count is the last line. Returns the exit code."""
     if results:
         print(f"\nslowest of {len(results)} tests, all in {total_seconds:.0f} s:")
         for result in sorted(results, key=lambda r: -r.seconds)[:SLOWEST_SHOWN]:

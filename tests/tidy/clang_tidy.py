@@ -1,0 +1,69 @@
+"""clang-tidy as a test: python3 tests/tidy/clang_tidy.py BUILD_DIR FOLDER [FOLDER...].
+
+Checks the sources of those folders (relative to the repository) that BUILD_DIR compiles. A source
+that was clean is not read again until it, a header it includes, .clang-tidy or its command changes.
+"""
+
+import hashlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+FILE_SECONDS_MAX = 180
+
+
+def sources(build, folders):
+    """(path, compile command) of each C++ source of the folders, generated ones left out."""
+    commands = json.loads((build / "compile_commands.json").read_text())
+    for entry in commands:
+        path = pathlib.Path(entry["file"])
+        if path.suffix == ".cc" and REPOSITORY in path.parents and build not in path.parents:
+            if any(REPOSITORY / folder in path.parents for folder in folders):
+                yield path, entry
+
+
+def fingerprint(path, entry):
+    """Digest of all that clang-tidy's answer rests on but the compiler and system headers."""
+    command = re.sub(r"^\S*ccache\s+", "", entry["command"])
+    command = re.sub(r"\s-o\s+\S+|\s-c\b", " ", command) + " -MM"
+    listed = subprocess.run(command, shell=True, cwd=entry["directory"], check=True,
+                            capture_output=True, text=True, timeout=FILE_SECONDS_MAX).stdout
+    digest = hashlib.sha256(command.encode())
+    for name in [*listed.replace("\\\n", " ").split()[1:], REPOSITORY / ".clang-tidy"]:
+        digest.update((pathlib.Path(entry["directory"]) / name).read_bytes())
+    return digest.hexdigest()
+
+
+def check(path, entry, build, clean):
+    """True when clang-tidy finds nothing in one source."""
+    key = fingerprint(path, entry)
+    stamp = clean / key
+    if stamp.exists():
+        return True
+    start = time.monotonic()
+    done = subprocess.run(["clang-tidy", "-p", build, "--quiet", path], check=False,
+                          capture_output=True, text=True, timeout=FILE_SECONDS_MAX)
+    word = "clean" if done.returncode == 0 else "FINDINGS"
+    print(f"{time.monotonic() - start:6.1f} s  {path.relative_to(REPOSITORY)}: {word}", flush=True)
+    if done.returncode != 0:
+        print(done.stdout, done.stderr)
+        return False
+    stamp.touch()
+    return True
+
+
+def main():
+    build = pathlib.Path(sys.argv[1]).resolve()
+    clean = build / "clang_tidy_clean"
+    clean.mkdir(exist_ok=True)
+    results = [check(path, entry, build, clean) for path, entry in sources(build, sys.argv[2:])]
+    print(f"{len(results)} sources, {results.count(False)} with findings")
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
