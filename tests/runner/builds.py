@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 
@@ -43,8 +42,6 @@ class Build:
         """Configures and lists the tests; false when that fails."""
         command = ["cmake", "--preset", self.preset, f"-DFP8KVD_PYTHON={VENV_PYTHON}",
                    *self._arguments]
-        if shutil.which("ccache"):
-            command.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
         if not _step(f"{self.preset}: configure", command, CONFIGURE_SECONDS_MAX, quiet=True):
             return False
         listing = subprocess.run(["ctest", "--test-dir", self.directory, "--show-only=json-v1"],

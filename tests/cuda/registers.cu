@@ -1,0 +1,1 @@
+__global__ void Registers(float* x) { x[threadIdx.x] *= 2.0F; }
