@@ -26,10 +26,11 @@ constexpr int64_t KvBytesPerToken(Precision precision, int32_t head_dim) {
 // Pages that a sequence of `tokens` tokens holds in a layer group at most: config/ sizes pools by
 // it, cache/ reserves by it. A window's slowest layer keeps window + slack tokens behind it, and no
 // layer runs more than window + slack ahead of it: twice that, and a page more where a page is cut.
-constexpr int64_t SeqPagesMax(int64_t tokens, int64_t window, int64_t slack) {
-  const int64_t all = (tokens + kPageTokens - 1) / kPageTokens;
+constexpr int64_t SeqPagesMax(int64_t tokens, int64_t window, int64_t slack,
+                              int64_t page_tokens = kPageTokens) {
+  const int64_t all = (tokens + page_tokens - 1) / page_tokens;
   if (window == 0) return all;
-  return std::min(all, (2 * (window + slack) + kPageTokens - 1) / kPageTokens + 1);
+  return std::min(all, (2 * (window + slack) + page_tokens - 1) / page_tokens + 1);
 }
 static_assert(SeqPagesMax(/*tokens=*/4096, /*window=*/0, /*slack=*/128) == 64);
 static_assert(SeqPagesMax(/*tokens=*/4096, /*window=*/512, /*slack=*/128) == 21);

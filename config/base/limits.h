@@ -31,6 +31,9 @@ static_assert(kPagesMax <= INT32_MAX, "a block table entry is an int32");
 
 inline constexpr int64_t kSeqsMax = int64_t{1} << 20;
 
+// Longest lease of an idle sequence: 30 days, so that a client's number never overflows a clock.
+inline constexpr int64_t kLeaseTtlMsMax = int64_t{30} * 24 * 3600 * 1000;
+
 // Query tokens of one item in one Decode. Speculative decoding proposes fewer than 16.
 inline constexpr int32_t kQLenMax = 64;
 // Items of one Decode message, and rows of one launch.

@@ -1,0 +1,217 @@
+// cache/seq_store.h: every sequence of the daemon: handle -> sequence, its committed length per
+// layer, its block table per layer group, its lease. The only door to the pools.
+//
+// Promises
+//   - A call that returns an error has changed nothing, and one that makes several sequences makes
+//     all or none.
+//   - A stale, foreign or unknown handle is NOT_FOUND and never another sequence's data.
+//   - expected_tokens at Create or Fork is a reservation: appends inside it never fail for room,
+//     the copies that sharing makes necessary included. Beyond it, and with 0, appends are best
+//     effort. A call that would break somebody's reservation is RESOURCE_EXHAUSTED instead.
+//   - A page with several owners is never written: the plan of the append orders a copy.
+//   - A windowed group drops a page when its last position < (least length of the group's layers)
+//     - window - reclaim_slack_tokens, at Commit.
+//   - used + free == total in every pool, after every call.
+// Does not manage: bytes, addresses and device block tables (the engine); a clock (now_ms is given,
+//   any monotonic milliseconds); quotas and queues.
+// A SeqIndex comes from Find and stays good while the sequence exists, or while it is held (Hold):
+//   the calls that take one abort on an index that is neither, which is a bug of the caller.
+// One plan may be open at a time; between PlanAppend (kCommit) and Commit or Abandon only const
+//   calls are allowed, others abort.
+// Threads: one caller at a time, no locks. Cost: no allocation in Find, PlanAppend, Commit, Renew,
+//   Hold, CheckVisible, Table; the first Create of an index allocates its tables for good
+//   (seq_len_max / page_tokens * 4 bytes a group, layers * (8 + replay_digests_max * 16) bytes).
+//   PlanAppend and Commit: O(layers of the group + pages touched). Fork, Truncate, Free: O(pages).
+// Errors are statuses whose message says what was asked, what is allowed and what to do.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+#include "cache/append_plan.h"
+#include "cache/block_table.h"
+#include "cache/ids.h"
+#include "cache/lease_queue.h"
+#include "cache/page_pool.h"
+#include "cache/store_options.h"
+
+namespace fp8kvd::cache {
+
+struct CreateArgs {
+  int32_t model = 0;
+  int64_t expected_tokens = 0;  // 0 .. seq_len_max; 0: no reservation
+  int64_t ttl_ms = 60000;       // 1 .. kLeaseTtlMsMax
+};
+
+struct ForkArgs {
+  int64_t expected_tokens = 0;  // of the child in all, the shared tokens included
+  int64_t ttl_ms = 60000;
+};
+
+struct SeqStat {
+  int32_t model = 0;
+  std::vector<int64_t> seq_lens;  // [layers] committed tokens by model layer
+  int64_t pages_unique = 0;       // held by this sequence alone, over all groups
+  int64_t pages_shared = 0;       // held with others
+  int64_t expected_tokens = 0;
+  int64_t pages_reserved = 0;  // claimed and not yet held
+  int64_t ttl_ms = 0;
+  int64_t lease_left_ms = 0;  // 0 when it has ended and only a hold keeps the sequence
+  SeqHandle parent;           // what it was forked from (generation 0: nothing); may be gone
+};
+
+struct PoolStat {
+  int64_t pages_total = 0;
+  int64_t pages_used = 0;
+  int64_t pages_free = 0;
+  int64_t pages_reserved = 0;  // of the free ones, promised to sequences
+};
+
+class SeqStore {
+ public:
+  // INVALID_ARGUMENT as CheckOptions. Cost: seqs_max and pages_total times a few bytes, at once.
+  static absl::StatusOr<std::unique_ptr<SeqStore>> Make(StoreOptions options);
+
+  // Makes handles.size() sequences. INVALID_ARGUMENT: arguments outside their ranges.
+  // RESOURCE_EXHAUSTED: no index, or no pages to reserve.
+  absl::Status Create(const CreateArgs& args, int64_t now_ms, absl::Span<SeqHandle> handles);
+  // Makes handles.size() children that share all pages of the parent and know its digests. The
+  // engine then fills their device block tables from Table. Errors as Create.
+  absl::Status Fork(SeqIndex parent, const ForkArgs& args, int64_t now_ms,
+                    absl::Span<SeqHandle> handles);
+  // Drops the tokens from pos on, in every layer, and the digests that reach past pos; a pos at or
+  // beyond every length changes nothing. FAILED_PRECONDITION: pos is reclaimed already, and the
+  // message names the lowest position possible. RESOURCE_EXHAUSTED: the tokens dropped lie on pages
+  // shared with others, and no pages are left to promise for writing them again.
+  absl::Status Truncate(SeqIndex seq, int64_t pos);
+  // Ends the sequence: its handle is NOT_FOUND from now on. Its pages and its index come back now,
+  // or when the last hold ends.
+  void Free(SeqIndex seq);
+
+  // The sequence of a handle, or NOT_FOUND.
+  absl::StatusOr<SeqIndex> Find(const SeqHandle& handle) const;
+  SeqHandle Handle(SeqIndex seq) const;
+
+  // The lease starts anew with the sequence's own ttl, or with another (INVALID_ARGUMENT: out of
+  // range).
+  void Renew(SeqIndex seq, int64_t now_ms);
+  absl::Status SetTtl(SeqIndex seq, int64_t ttl_ms, int64_t now_ms);
+  // A sequence with work queued or in flight is held: it does not expire, and its pages stay.
+  void Hold(SeqIndex seq);
+  void Unhold(SeqIndex seq);
+  // Frees sequences that are not held and whose lease ended by now_ms, handles.size() at most, and
+  // returns how many; their former handles are in handles. Takes at most that many steps of the
+  // lease queue, so it may return few while more are due: call it again in the next round.
+  int32_t Expire(int64_t now_ms, absl::Span<SeqHandle> handles);
+
+  // What an append needs and what it is answered (append_plan.h). A plan of kCommit is open: do its
+  // work, then Commit, or Abandon, which leaves everything as it was. Errors beside JudgeAppend's:
+  //   NOT_FOUND            the sequence has been freed and is only held
+  //   INVALID_ARGUMENT     no such layer, beyond seq_len_max, skip_to on a layer without a window
+  //   FAILED_PRECONDITION  more than window + slack ahead of the slowest layer of the group, which
+  //                        the message names; pos is reclaimed in its group
+  //   RESOURCE_EXHAUSTED   no page left, and none reserved for this
+  absl::StatusOr<AppendPlan> PlanAppend(SeqIndex seq, const AppendArgs& args);
+  void Commit(const AppendPlan& plan);
+  void Abandon(const AppendPlan& plan);
+  // Tokens that one append of this layer may bring: window + slack, or seq_len_max without window.
+  int64_t AppendTokensMax(SeqIndex seq, int32_t layer) const;
+
+  // OK if queries at [pos, pos + q_len) find every key that they see. OUT_OF_RANGE: beyond the
+  // committed length, which the message names. FAILED_PRECONDITION: keys are reclaimed, and the
+  // message names the lowest position possible. INVALID_ARGUMENT: no such layer, q_len < 1, pos <
+  // 0.
+  absl::Status CheckVisible(SeqIndex seq, int32_t layer, int64_t pos, int32_t q_len) const;
+
+  int32_t Model(SeqIndex seq) const;
+  int64_t SeqLen(SeqIndex seq, int32_t layer) const;
+  // Pages by page number. Table(seq, group).first_page() is the lowest one held.
+  const BlockTable& Table(SeqIndex seq, int32_t group) const;
+  SeqStat Stat(SeqIndex seq, int64_t now_ms) const;
+  // Handles of a model's sequences from index *cursor on (begin with 0), handles.size() at most,
+  // and a bounded part of the store in one call. Moves *cursor; it is seqs_max when all were seen.
+  int32_t List(int32_t model, uint32_t* cursor, absl::Span<SeqHandle> handles) const;
+
+  const StoreOptions& options() const { return options_; }
+  PoolStat Pool(int32_t model, int32_t group) const;
+  int32_t seqs_used() const { return seqs_used_; }  // those that are freed and held included
+
+  // For audit.h. Occupied: the index has tables, its sequence may be freed and held.
+  bool Occupied(SeqIndex seq) const;
+  const PagePool& PagesOf(int32_t model, int32_t group) const;
+  const AppendPlan* open_plan() const { return plan_open_ ? &plan_ : nullptr; }
+  absl::Span<const PlannedEdit> pages_planned() const;  // what the open plan took from its pool
+
+ private:
+  struct Place {
+    int32_t group = 0;
+    int32_t group_layer = 0;
+  };
+  struct ModelPools {
+    std::vector<Place> places;              // by model layer
+    std::vector<BlockTable::Shape> shapes;  // by group
+    std::vector<std::unique_ptr<PagePool>> pools;
+  };
+  // A sequence in one layer group.
+  struct SeqGroup {
+    BlockTable table;
+    std::vector<int64_t> seq_lens;      // by group_layer
+    std::vector<ReplayWindow> replays;  // by group_layer
+    int64_t first_pos = 0;              // positions before it are reclaimed
+
+    int64_t SeqLenMin() const;
+  };
+  struct Seq {
+    int32_t model = -1;       // whose tables groups holds; -1 before the first use
+    uint32_t generation = 0;  // of the sequence here, or of the last one
+    bool occupied = false;
+    bool freed = false;         // occupied, but only by holds
+    bool lease_parked = false;  // the lease ended while held, and is not queued
+    int32_t holds = 0;
+    int64_t expected_tokens = 0;
+    int64_t ttl_ms = 0;
+    int64_t lease_end_ms = 0;
+    SeqHandle parent;
+    std::vector<SeqGroup> groups;
+  };
+
+  explicit SeqStore(StoreOptions options);
+  Seq& At(SeqIndex seq);
+  const Seq& At(SeqIndex seq) const;
+  absl::Status CheckNew(int64_t expected_tokens, int64_t ttl_ms, size_t count) const;
+  absl::Status CheckLayer(const Seq& seq, int32_t layer) const;
+  absl::Status CheckRoom(int32_t model, int32_t group, int64_t pages_needed) const;
+  Place PlaceOf(const Seq& seq, int32_t layer) const;
+  const BlockTable::Shape& Shape(const Seq& seq, Place place) const;
+  PagePool& MutablePool(int32_t model, int32_t group) const;
+  SeqHandle TakeIndex(int32_t model, int64_t expected_tokens, int64_t ttl_ms, int64_t now_ms);
+  void Release(SeqIndex seq);
+  absl::Status CheckLive(const Seq& seq) const;
+  absl::Status CheckSkip(Place place, const Seq& seq, const AppendArgs& args) const;
+  absl::Status CheckRunAhead(Place place, const Seq& seq, const AppendArgs& args) const;
+  absl::Status TakePages(const BlockTable& table, PagePool& pool, const AppendArgs& args);
+
+  StoreOptions options_;
+  std::vector<ModelPools> models_;
+  std::vector<Seq> seqs_;
+  std::vector<uint32_t> free_;  // a ring of free indices: the longest free goes out first
+  size_t free_head_ = 0;
+  int32_t seqs_used_ = 0;
+  LeaseQueue leases_;
+
+  // The open plan.
+  AppendPlan plan_;
+  bool plan_open_ = false;
+  AppendArgs plan_args_;
+  size_t pages_recycled_ = 0;  // the first so many edits are pages that skip_to sets free
+  std::vector<PlannedCopy> copies_;
+  std::vector<PlannedEdit> edits_;
+  std::vector<PageId> page_ids_;
+};
+
+}  // namespace fp8kvd::cache
