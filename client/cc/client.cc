@@ -1,0 +1,329 @@
+#include "client/cc/client.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cc/convert.h"
+#include "client/cc/core.h"
+#include "client/cc/decode_stream.h"
+
+namespace fp8kvd::client {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A destructor may not hold its thread long; the lease frees what this does not.
+constexpr int64_t kFreeInDestructorMs = 1'000;
+constexpr uint32_t kListPageSize = 256;
+
+template <typename Request>
+Request Naming(absl::Span<const Handle> handles) {
+  Request request;
+  for (const Handle& handle : handles) ToProto(handle, request.add_handles());
+  return request;
+}
+
+std::vector<Handle> Handles(const google::protobuf::RepeatedPtrField<v1::Handle>& handles) {
+  std::vector<Handle> out;
+  out.reserve(handles.size());
+  for (const v1::Handle& handle : handles) out.push_back(FromProto(handle));
+  return out;
+}
+
+// Where an Append stands: the next position of each of its layers.
+class AppendProgress {
+ public:
+  explicit AppendProgress(const AppendArgs& args)
+      : args_(args), next_(args.layers_count, args.pos) {}
+
+  bool done() const {
+    return std::all_of(next_.begin(), next_.end(), [&](uint64_t pos) { return pos == end(); });
+  }
+
+  // Takes the server's lengths; true when they are ahead of what was known. Lengths below pos are
+  // not ours to fill: the server's answer to the resent chunk says so.
+  bool Update(const std::vector<uint64_t>& seq_lens) {
+    bool moved = false;
+    for (size_t i = 0; i < next_.size() && args_.layer + i < seq_lens.size(); ++i) {
+      const uint64_t pos = std::min(std::max(seq_lens[args_.layer + i], args_.pos), end());
+      moved = moved || pos > next_[i];
+      next_[i] = pos;
+    }
+    return moved;
+  }
+
+  // Calls send(chunk) for every chunk that is left, in order, until one is refused.
+  template <typename Send>
+  void ForEachChunk(uint64_t chunk_tokens, Send send) const {
+    const uint64_t row = args_.n == 0 ? 0 : args_.k.size() / (args_.layers_count * args_.n);
+    for (uint64_t begin = 0; begin == 0 || begin < args_.n; begin += chunk_tokens) {
+      const uint64_t chunk_end = args_.pos + std::min(begin + chunk_tokens, args_.n);
+      for (uint32_t i = 0; i < args_.layers_count; ++i) {
+        const uint64_t pos = std::max(next_[i], args_.pos + begin);
+        if (pos >= chunk_end && args_.n != 0) continue;
+        if (!send(Chunk(i, pos, chunk_end, row))) return;
+      }
+    }
+  }
+
+ private:
+  uint64_t end() const { return args_.pos + args_.n; }
+
+  v1::AppendRequest Chunk(uint32_t i, uint64_t pos, uint64_t chunk_end, uint64_t row) const {
+    v1::AppendRequest chunk;
+    chunk.set_model(args_.model);
+    ToProto(args_.handle, chunk.mutable_handle());
+    chunk.set_layer(args_.layer + i);
+    chunk.set_pos(pos);
+    chunk.set_n(static_cast<uint32_t>(chunk_end - pos));
+    if (pos == args_.pos) chunk.set_skip_to(args_.skip_to);
+    const uint64_t at = (i * args_.n + (pos - args_.pos)) * row;
+    const uint64_t bytes = (chunk_end - pos) * row * sizeof(uint16_t);
+    chunk.set_k(reinterpret_cast<const char*>(args_.k.data() + at), bytes);
+    chunk.set_v(reinterpret_cast<const char*>(args_.v.data() + at), bytes);
+    return chunk;
+  }
+
+  const AppendArgs& args_;
+  std::vector<uint64_t> next_;
+};
+
+absl::Status CheckAppend(const AppendArgs& args) {
+  const uint64_t rows = uint64_t{args.layers_count} * args.n;
+  if (args.layers_count == 0 || args.k.size() != args.v.size() ||
+      (rows == 0 ? !args.k.empty() : args.k.empty() || args.k.size() % rows != 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Append: k holds ", args.k.size(), " and v ", args.v.size(), " elements for ",
+                     args.layers_count, " layers x ", args.n,
+                     " tokens; both must hold layers_count x n x kv_heads x head_dim"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Sequence::Sequence(std::shared_ptr<Core> core, const Handle& handle, uint64_t ttl_ms)
+    : core_(std::move(core)), handle_(handle) {
+  core_->AddLease(handle_, ttl_ms);
+}
+
+Sequence& Sequence::operator=(Sequence&& other) noexcept {
+  std::swap(core_, other.core_);
+  std::swap(handle_, other.handle_);
+  return *this;
+}
+
+Sequence::~Sequence() {
+  if (core_ == nullptr) return;
+  core_->DropLease(handle_);
+  const auto request = Naming<v1::FreeSequencesRequest>({&handle_, 1});
+  v1::FreeSequencesResponse response;
+  grpc::ClientContext context;
+  context.set_deadline(Clock::now() + milliseconds(kFreeInDestructorMs));
+  (void)core_->stub().FreeSequences(&context, request, &response);  // else the lease frees it
+}
+
+absl::Status Sequence::Free() {
+  if (core_ == nullptr) return absl::FailedPreconditionError("this sequence was given up already");
+  const std::shared_ptr<Core> core = core_;
+  const auto request = Naming<v1::FreeSequencesRequest>({&handle_, 1});
+  v1::FreeSequencesResponse response;
+  absl::Status status = core->Try("FreeSequences", core->options().timeout_ms, [&](auto& context) {
+    return core->stub().FreeSequences(&context, request, &response);
+  });
+  if (!status.ok()) return status;
+  Release();
+  return response.item_errors().empty() ? absl::OkStatus()
+                                        : ToStatus(response.item_errors(0).error());
+}
+
+Handle Sequence::Release() {
+  if (core_ != nullptr) core_->DropLease(handle_);
+  core_.reset();
+  return handle_;
+}
+
+Client::Client(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+Client::~Client() = default;
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) {
+  if (options.target.empty() || options.timeout_ms < 1 || options.append_timeout_ms < 1 ||
+      options.retries_max < 0 || options.backoff_ms_min < 1 ||
+      options.backoff_ms_max < options.backoff_ms_min || options.append_chunk_bytes < 1) {
+    return absl::InvalidArgumentError(
+        "client options: target must name a server, and times, sizes and counts be positive "
+        "(retries_max may be 0), backoff_ms_min no more than backoff_ms_max");
+  }
+  return std::unique_ptr<Client>(new Client(std::make_shared<Core>(options)));
+}
+
+absl::StatusOr<ServerInfo> Client::GetServerInfo() {
+  v1::GetServerInfoResponse response;
+  absl::Status status = core_->Try(
+      "GetServerInfo", core_->options().timeout_ms,
+      [&](auto& context) { return core_->stub().GetServerInfo(&context, {}, &response); });
+  if (!status.ok()) return status;
+  return FromProto(response);
+}
+
+std::vector<Sequence> Client::Own(const std::vector<Handle>& handles, uint64_t ttl_ms) {
+  std::vector<Sequence> sequences;
+  sequences.reserve(handles.size());
+  for (const Handle& handle : handles) sequences.emplace_back(core_, handle, ttl_ms);
+  return sequences;
+}
+
+absl::StatusOr<std::vector<Sequence>> Client::CreateSequences(const CreateArgs& args) {
+  v1::CreateSequencesRequest request;
+  request.set_model(args.model);
+  request.set_count(args.count);
+  request.set_expected_tokens(args.expected_tokens);
+  request.set_ttl_ms(args.ttl_ms);
+  v1::CreateSequencesResponse response;
+  absl::Status status = core_->Try(
+      "CreateSequences", core_->options().timeout_ms,
+      [&](auto& context) { return core_->stub().CreateSequences(&context, request, &response); });
+  if (!status.ok()) return status;
+  return Own(Handles(response.handles()), response.ttl_ms());
+}
+
+absl::StatusOr<std::vector<Sequence>> Client::ForkSequences(const Handle& parent,
+                                                            const ForkArgs& args) {
+  uint64_t ttl_ms = args.ttl_ms;
+  if (ttl_ms == 0) {  // the reply does not name the lease that the children inherit
+    absl::StatusOr<StatReply> stat = StatSequences({&parent, 1});
+    if (!stat.ok()) return stat.status();
+    if (!stat->item_errors.empty()) return stat->item_errors[0].status;
+    ttl_ms = stat->sequences.empty() ? 0 : stat->sequences[0].ttl_ms;
+  }
+  v1::ForkSequencesRequest request;
+  ToProto(parent, request.mutable_parent());
+  request.set_count(args.count);
+  request.set_expected_tokens(args.expected_tokens);
+  request.set_ttl_ms(args.ttl_ms);
+  v1::ForkSequencesResponse response;
+  absl::Status status = core_->Try(
+      "ForkSequences", core_->options().timeout_ms,
+      [&](auto& context) { return core_->stub().ForkSequences(&context, request, &response); });
+  if (!status.ok()) return status;
+  return Own(Handles(response.handles()), ttl_ms);
+}
+
+absl::Status Client::Append(const AppendArgs& args) {
+  if (absl::Status status = CheckAppend(args); !status.ok()) return status;
+  const uint64_t rows = uint64_t{args.layers_count} * args.n;
+  const uint64_t token_bytes = rows == 0 ? 1 : args.k.size() / rows * 2 * sizeof(uint16_t);
+  const uint64_t chunk_tokens = std::max<uint64_t>(
+      1, static_cast<uint64_t>(core_->options().append_chunk_bytes) / token_bytes);
+  const Clock::time_point deadline =
+      Clock::now() + milliseconds(core_->options().append_timeout_ms);
+  Retry retry(core_->options(), deadline);
+  AppendProgress progress(args);
+  for (;;) {
+    grpc::ClientContext context;
+    context.set_deadline(deadline);
+    v1::AppendResponse response;
+    auto writer = core_->stub().Append(&context, &response);
+    progress.ForEachChunk(chunk_tokens, [&](const auto& chunk) { return writer->Write(chunk); });
+    writer->WritesDone();
+    const grpc::Status status = writer->Finish();
+    if (status.ok()) return absl::OkStatus();
+    const std::optional<milliseconds> delay = retry.Next(status, context);
+    if (!delay.has_value() || !core_->Wait(*delay)) return core_->Explain("Append", status);
+    absl::StatusOr<StatReply> stat = StatSequences({&args.handle, 1});
+    if (!stat.ok()) return stat.status();
+    if (!stat->item_errors.empty()) return stat->item_errors[0].status;
+    if (!stat->sequences.empty() && progress.Update(stat->sequences[0].seq_lens)) retry.Reset();
+    if (args.n > 0 && progress.done()) return absl::OkStatus();
+  }
+}
+
+absl::StatusOr<DecodeReply> Client::Decode(const DecodeArgs& args) {
+  const v1::DecodeRequest request = ToProto(args);
+  v1::DecodeResponse response;
+  absl::Status status = core_->Try("Decode", core_->options().timeout_ms, [&](auto& context) {
+    return core_->stub().Decode(&context, request, &response);
+  });
+  if (!status.ok()) return status;
+  return FromProto(response, args.out_type);
+}
+
+absl::StatusOr<std::unique_ptr<DecodeStream>> Client::OpenDecodeStream(int32_t in_flight_max) {
+  if (in_flight_max < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("OpenDecodeStream: in_flight_max is ", in_flight_max, ", at least 1 allowed"));
+  }
+  return std::make_unique<DecodeStream>(core_, in_flight_max);
+}
+
+absl::StatusOr<std::vector<ItemError>> Client::TruncateSequences(
+    absl::Span<const Handle> handles, absl::Span<const uint64_t> seq_lens) {
+  auto request = Naming<v1::TruncateSequencesRequest>(handles);
+  request.mutable_seq_lens()->Add(seq_lens.begin(), seq_lens.end());
+  v1::TruncateSequencesResponse response;
+  absl::Status status = core_->Try(
+      "TruncateSequences", core_->options().timeout_ms,
+      [&](auto& context) { return core_->stub().TruncateSequences(&context, request, &response); });
+  if (!status.ok()) return status;
+  return ItemErrors(response.item_errors());
+}
+
+absl::StatusOr<std::vector<ItemError>> Client::FreeSequences(absl::Span<const Handle> handles) {
+  const auto request = Naming<v1::FreeSequencesRequest>(handles);
+  v1::FreeSequencesResponse response;
+  absl::Status status = core_->Try(
+      "FreeSequences", core_->options().timeout_ms,
+      [&](auto& context) { return core_->stub().FreeSequences(&context, request, &response); });
+  if (!status.ok()) return status;
+  return ItemErrors(response.item_errors());
+}
+
+absl::StatusOr<std::vector<ItemError>> Client::FreeSequences(std::vector<Sequence> sequences) {
+  std::vector<Handle> handles;
+  for (Sequence& sequence : sequences) handles.push_back(sequence.Release());
+  return FreeSequences(absl::Span<const Handle>(handles));
+}
+
+absl::StatusOr<StatReply> Client::StatSequences(absl::Span<const Handle> handles) {
+  const auto request = Naming<v1::StatSequencesRequest>(handles);
+  v1::StatSequencesResponse response;
+  absl::Status status = core_->Try(
+      "StatSequences", core_->options().timeout_ms,
+      [&](auto& context) { return core_->stub().StatSequences(&context, request, &response); });
+  if (!status.ok()) return status;
+  StatReply reply;
+  for (const v1::SequenceInfo& info : response.sequences()) {
+    reply.sequences.push_back(FromProto(info));
+  }
+  reply.item_errors = ItemErrors(response.item_errors());
+  return reply;
+}
+
+absl::StatusOr<std::vector<SequenceInfo>> Client::ListSequences(const std::string& model,
+                                                                size_t sequences_max) {
+  std::vector<SequenceInfo> sequences;
+  v1::ListSequencesRequest request;
+  request.set_model(model);
+  request.set_page_size(kListPageSize);
+  while (sequences.size() < sequences_max) {
+    v1::ListSequencesResponse response;
+    absl::Status status = core_->Try(
+        "ListSequences", core_->options().timeout_ms,
+        [&](auto& context) { return core_->stub().ListSequences(&context, request, &response); });
+    if (!status.ok()) return status;
+    for (const v1::SequenceInfo& info : response.sequences()) {
+      if (sequences.size() < sequences_max) sequences.push_back(FromProto(info));
+    }
+    if (response.next_page_token().empty() || response.next_page_token() == request.page_token()) {
+      break;
+    }
+    request.set_page_token(response.next_page_token());
+  }
+  return sequences;
+}
+
+}  // namespace fp8kvd::client

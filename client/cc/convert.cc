@@ -1,0 +1,160 @@
+#include "client/cc/convert.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace fp8kvd::client {
+namespace {
+
+template <typename T>
+void SetBytes(absl::Span<const T> elements, std::string* out) {
+  out->assign(reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(T));
+}
+
+template <typename T>
+absl::Status ReadBytes(const char* field, const std::string& bytes, std::vector<T>& out) {
+  if (bytes.size() % sizeof(T) != 0) {
+    return absl::InternalError(absl::StrCat("the server's ", field, " holds ", bytes.size(),
+                                            " bytes, not a multiple of ", sizeof(T),
+                                            "; client and server differ in version"));
+  }
+  out.resize(bytes.size() / sizeof(T));
+  if (!bytes.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
+  return absl::OkStatus();
+}
+
+Precision FromProto(v1::Precision precision) {
+  switch (precision) {
+    case v1::PRECISION_BF16:
+      return Precision::kBf16;
+    case v1::PRECISION_FP8_KV:
+      return Precision::kFp8Kv;
+    default:
+      return Precision::kUnspecified;
+  }
+}
+
+LayerGroupInfo FromProto(const v1::LayerGroupInfo& group) {
+  return {.layers = {group.layers().begin(), group.layers().end()},
+          .window = group.window(),
+          .softcap = group.softcap(),
+          .has_sinks = group.has_sinks(),
+          .precision = FromProto(group.precision()),
+          .pages_total = group.pages_total(),
+          .pages_used = group.pages_used(),
+          .pages_free = group.pages_free(),
+          .page_bytes = group.page_bytes(),
+          .page_tokens = group.page_tokens()};
+}
+
+ModelInfo FromProto(const v1::ModelInfo& model) {
+  ModelInfo out{.name = model.name(),
+                .layers = model.layers(),
+                .q_heads = model.q_heads(),
+                .kv_heads = model.kv_heads(),
+                .head_dim = model.head_dim(),
+                .sm_scale = model.sm_scale(),
+                .precision_reason = model.precision_reason()};
+  for (const v1::LayerGroupInfo& group : model.groups()) out.groups.push_back(FromProto(group));
+  return out;
+}
+
+}  // namespace
+
+absl::Status ToStatus(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+absl::Status ToStatus(const v1::Error& error) {
+  return absl::Status(static_cast<absl::StatusCode>(error.code()), error.message());
+}
+
+void ToProto(const Handle& handle, v1::Handle* out) {
+  out->set_seq_id(handle.seq_id);
+  out->set_generation(handle.generation);
+  out->set_incarnation(handle.incarnation);
+  out->set_home(handle.home);
+}
+
+Handle FromProto(const v1::Handle& handle) {
+  return {.seq_id = handle.seq_id(),
+          .generation = handle.generation(),
+          .incarnation = handle.incarnation(),
+          .home = handle.home()};
+}
+
+v1::DecodeRequest ToProto(const DecodeArgs& args) {
+  v1::DecodeRequest out;
+  out.set_model(args.model);
+  out.set_layer(args.layer);
+  for (const Handle& handle : args.handles) ToProto(handle, out.add_handles());
+  out.mutable_positions()->Add(args.positions.begin(), args.positions.end());
+  out.mutable_q_lens()->Add(args.q_lens.begin(), args.q_lens.end());
+  SetBytes(args.q, out.mutable_q());
+  SetBytes(args.k, out.mutable_k());
+  SetBytes(args.v, out.mutable_v());
+  out.mutable_sink_logits()->Add(args.sink_logits.begin(), args.sink_logits.end());
+  out.set_omit_sinks(args.omit_sinks);
+  out.set_want_lse(args.want_lse);
+  out.set_out_type(args.out_type == OutType::kFp32 ? v1::OUT_TYPE_FP32 : v1::OUT_TYPE_BF16);
+  return out;
+}
+
+absl::StatusOr<DecodeReply> FromProto(const v1::DecodeResponse& response, OutType out_type) {
+  DecodeReply reply;
+  absl::Status status = out_type == OutType::kFp32
+                            ? ReadBytes("out", response.out(), reply.out_fp32)
+                            : ReadBytes("out", response.out(), reply.out_bf16);
+  status.Update(ReadBytes("lse", response.lse(), reply.lse));
+  if (!status.ok()) return status;
+  reply.item_errors = ItemErrors(response.item_errors());
+  reply.queue_us = response.timings().queue_us();
+  reply.kernel_us = response.timings().kernel_us();
+  reply.batch_items = response.timings().batch_items();
+  return reply;
+}
+
+ServerInfo FromProto(const v1::GetServerInfoResponse& response) {
+  const v1::Limits& limits = response.limits();
+  ServerInfo out{.version = response.version(),
+                 .incarnation = response.incarnation(),
+                 .device_kind = response.device_kind(),
+                 .device_name = response.device_name(),
+                 .limits = {.message_bytes_max = limits.message_bytes_max(),
+                            .append_chunk_bytes_max = limits.append_chunk_bytes_max(),
+                            .items_max = limits.items_max(),
+                            .q_len_max = limits.q_len_max(),
+                            .seq_len_max = limits.seq_len_max(),
+                            .seqs_max = limits.seqs_max(),
+                            .lease_ttl_ms_max = limits.lease_ttl_ms_max()},
+                 .draining = response.draining()};
+  for (const v1::ModelInfo& model : response.models()) out.models.push_back(FromProto(model));
+  return out;
+}
+
+SequenceInfo FromProto(const v1::SequenceInfo& info) {
+  return {.handle = FromProto(info.handle()),
+          .model = info.model(),
+          .seq_lens = {info.seq_lens().begin(), info.seq_lens().end()},
+          .pages = info.pages(),
+          .pages_shared = info.pages_shared(),
+          .bytes = info.bytes(),
+          .expected_tokens = info.expected_tokens(),
+          .ttl_ms = info.ttl_ms(),
+          .ttl_left_ms = info.ttl_left_ms()};
+}
+
+std::vector<ItemError> ItemErrors(const google::protobuf::RepeatedPtrField<v1::ItemError>& errors) {
+  std::vector<ItemError> out;
+  out.reserve(errors.size());
+  for (const v1::ItemError& error : errors) {
+    out.push_back({.index = error.index(),
+                   .status = ToStatus(error.error()),
+                   .retry_after_ms = error.error().retry_after_ms()});
+  }
+  return out;
+}
+
+}  // namespace fp8kvd::client

@@ -1,0 +1,32 @@
+// client/cc/convert.h: types.h to and from the proto; the only place that names their fields.
+// Bytes of tensors are copied once, since both sides are little-endian.
+#pragma once
+
+#include <bit>
+
+#include "absl/status/statusor.h"
+#include "grpcpp/support/status.h"
+
+#include "client/cc/types.h"
+#include "fp8kvd/v1/kv.pb.h"
+
+namespace fp8kvd::client {
+
+static_assert(std::endian::native == std::endian::little, "tensors go onto the wire as they lie");
+
+absl::Status ToStatus(const grpc::Status& status);
+absl::Status ToStatus(const v1::Error& error);
+
+void ToProto(const Handle& handle, v1::Handle* out);
+Handle FromProto(const v1::Handle& handle);
+
+v1::DecodeRequest ToProto(const DecodeArgs& args);
+// INTERNAL when out or lse is not a whole number of elements.
+absl::StatusOr<DecodeReply> FromProto(const v1::DecodeResponse& response, OutType out_type);
+
+ServerInfo FromProto(const v1::GetServerInfoResponse& response);
+SequenceInfo FromProto(const v1::SequenceInfo& info);
+
+std::vector<ItemError> ItemErrors(const google::protobuf::RepeatedPtrField<v1::ItemError>& errors);
+
+}  // namespace fp8kvd::client

@@ -1,0 +1,176 @@
+#include "client/cc/core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+
+#include "client/cc/convert.h"
+
+namespace fp8kvd::client {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A reply may be larger than any request: fp32 out is twice the bytes of q.
+constexpr int kReplyBytesMax = 256 << 20;
+constexpr int kReconnectMsMin = 100;
+constexpr int kReconnectMsMax = 2'000;
+// Handles in one renewal, the least items_max that a server may have.
+constexpr size_t kRenewItems = 256;
+// A renewal has no caller who would wait longer.
+constexpr int64_t kRenewTimeoutMs = 5'000;
+constexpr int kBackoffDoublingsMax = 20;
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(kReplyBytesMax);
+  args.SetMaxSendMessageSize(-1);  // the server's limit decides, with a message of its own
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // each client has its own connection
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMsMin);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectMsMin);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMsMax);
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), args);
+}
+
+// The delay that the server asks for. A value that is no number, or negative, forbids a retry.
+std::optional<int64_t> Pushback(const grpc::ClientContext& context) {
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto found = trailers.find("grpc-retry-pushback-ms");
+  if (found == trailers.end()) return std::nullopt;
+  int64_t delay_ms = -1;
+  const std::string text(found->second.data(), found->second.size());
+  return absl::SimpleAtoi(text, &delay_ms) ? delay_ms : -1;
+}
+
+}  // namespace
+
+Retry::Retry(const Options& options, Clock::time_point deadline)
+    : options_(options), deadline_(deadline), random_(std::random_device{}()) {}
+
+std::optional<milliseconds> Retry::Next(const grpc::Status& status,
+                                        const grpc::ClientContext& context) {
+  const std::optional<int64_t> pushback = Pushback(context);
+  const bool retryable =
+      status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+      (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED && pushback.has_value());
+  if (!retryable || pushback.value_or(0) < 0 || tries_ >= options_.retries_max) return std::nullopt;
+  const int64_t backoff_ms = std::min(
+      options_.backoff_ms_max, options_.backoff_ms_min << std::min(tries_, kBackoffDoublingsMax));
+  ++tries_;
+  std::uniform_int_distribution<int64_t> spread(backoff_ms / 2, backoff_ms);
+  const milliseconds delay(pushback.has_value() ? *pushback : spread(random_));
+  if (Clock::now() + delay >= deadline_) return std::nullopt;
+  return delay;
+}
+
+Core::Core(Options options)
+    : options_(std::move(options)),
+      channel_(MakeChannel(options_.target)),
+      stub_(v1::DecodeAttention::NewStub(channel_)),
+      renewer_([this] { RenewLoop(); }) {}
+
+Core::~Core() {
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  renewer_.join();
+}
+
+absl::Status Core::Try(const char* name, int64_t timeout_ms,
+                       const std::function<grpc::Status(grpc::ClientContext&)>& attempt) {
+  const Clock::time_point deadline = Clock::now() + milliseconds(timeout_ms);
+  Retry retry(options_, deadline);
+  for (;;) {
+    grpc::ClientContext context;
+    context.set_deadline(deadline);
+    const grpc::Status status = attempt(context);
+    if (status.ok()) return absl::OkStatus();
+    const std::optional<milliseconds> delay = retry.Next(status, context);
+    if (!delay.has_value() || !Wait(*delay)) return Explain(name, status);
+  }
+}
+
+absl::Status Core::Explain(const char* name, const grpc::Status& status) {
+  const absl::Status plain = ToStatus(status);
+  const bool connected = channel_->GetState(false) == GRPC_CHANNEL_READY;
+  if (plain.code() == absl::StatusCode::kUnavailable && !connected) {
+    return absl::UnavailableError(absl::StrCat("cannot reach ", options_.target, " for ", name,
+                                               ": ", plain.message(),
+                                               "; check that fp8kvd runs there and the address"));
+  }
+  return absl::Status(plain.code(),
+                      absl::StrCat(name, " at ", options_.target, ": ", plain.message()));
+}
+
+bool Core::Wait(milliseconds delay) {
+  std::unique_lock<std::mutex> lock(mu_);
+  return !changed_.wait_for(lock, delay, [this] { return closing_; });
+}
+
+void Core::AddLease(const Handle& handle, uint64_t ttl_ms) {
+  const milliseconds period(std::max<uint64_t>(ttl_ms / 3, 1));
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    leases_[{handle.home, handle.seq_id}] = {handle, period, Clock::now() + period};
+  }
+  changed_.notify_all();
+}
+
+void Core::DropLease(const Handle& handle) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  const auto found = leases_.find({handle.home, handle.seq_id});
+  if (found != leases_.end() && found->second.handle == handle) leases_.erase(found);
+}
+
+void Core::RenewLoop() {
+  std::unique_lock<std::mutex> lock(mu_);
+  while (!closing_) {
+    Clock::time_point due = Clock::now() + std::chrono::hours(1);
+    for (const auto& [key, lease] : leases_) due = std::min(due, lease.due);
+    if (Clock::now() < due) {
+      changed_.wait_until(lock, due);
+      continue;
+    }
+    const std::vector<Handle> handles = TakeDue(Clock::now());
+    lock.unlock();
+    for (size_t begin = 0; begin < handles.size(); begin += kRenewItems) {
+      const size_t end = std::min(begin + kRenewItems, handles.size());
+      Renew({handles.begin() + static_cast<int64_t>(begin),
+             handles.begin() + static_cast<int64_t>(end)});
+    }
+    lock.lock();
+  }
+}
+
+// Holds mu_. Takes what is nearly due as well, so that sequences made one by one share a call.
+std::vector<Handle> Core::TakeDue(Clock::time_point now) {
+  std::vector<Handle> handles;
+  for (auto& [key, lease] : leases_) {
+    if (lease.due > now + lease.period / 4) continue;
+    lease.due = now + lease.period;
+    handles.push_back(lease.handle);
+  }
+  return handles;
+}
+
+// A renewal that does not arrive is tried again a period later, twice before the lease ends.
+void Core::Renew(const std::vector<Handle>& handles) {
+  v1::RenewSequencesRequest request;
+  for (const Handle& handle : handles) ToProto(handle, request.add_handles());
+  v1::RenewSequencesResponse response;
+  grpc::ClientContext context;
+  context.set_deadline(Clock::now() + milliseconds(kRenewTimeoutMs));
+  if (!stub_->RenewSequences(&context, request, &response).ok()) return;
+  for (const ItemError& error : ItemErrors(response.item_errors())) {
+    const bool gone = error.status.code() == absl::StatusCode::kNotFound;
+    if (gone && error.index < handles.size()) DropLease(handles[error.index]);
+  }
+}
+
+}  // namespace fp8kvd::client

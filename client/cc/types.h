@@ -1,0 +1,165 @@
+// client/cc/types.h: what a client says and hears, as plain structs; field names are the proto's.
+// Tensors are row-major and without padding; bf16 elements travel as their bits in a uint16_t.
+// Spans in *Args are read during the call only (DecodeStream::Send copies them).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+
+namespace fp8kvd::client {
+
+struct Options {
+  // host:port, or any name that gRPC resolves ("unix:/run/fp8kvd.sock").
+  std::string target = "127.0.0.1:7700";
+  // Of one call, its retries and waits included.
+  int64_t timeout_ms = 30'000;
+  // The same of one Append, which may carry gigabytes.
+  int64_t append_timeout_ms = 600'000;
+  // How often a call is tried again after UNAVAILABLE, or RESOURCE_EXHAUSTED with a delay. An
+  // Append counts anew whenever the server has committed more.
+  int32_t retries_max = 5;
+  // First wait when the server names no delay; doubled each time up to the second number.
+  int64_t backoff_ms_min = 50;
+  int64_t backoff_ms_max = 2'000;
+  // k and v bytes of one message of an Append. Larger chunks cost less, smaller ones let the
+  // decodes of others in sooner and lose less when a connection breaks.
+  int64_t append_chunk_bytes = int64_t{1} << 20;
+};
+
+// Names a sequence; opaque.
+struct Handle {
+  uint64_t seq_id = 0;
+  uint32_t generation = 0;
+  uint64_t incarnation = 0;
+  uint32_t home = 0;
+
+  friend bool operator==(const Handle&, const Handle&) = default;
+};
+
+enum class Precision { kUnspecified, kBf16, kFp8Kv };
+enum class OutType { kBf16, kFp32 };
+
+struct LayerGroupInfo {
+  std::vector<uint32_t> layers = {};
+  uint32_t window = 0;
+  float softcap = 0.0F;
+  bool has_sinks = false;
+  Precision precision = Precision::kUnspecified;
+  uint64_t pages_total = 0;
+  uint64_t pages_used = 0;
+  uint64_t pages_free = 0;
+  uint64_t page_bytes = 0;
+  uint32_t page_tokens = 0;
+};
+
+struct ModelInfo {
+  std::string name = {};
+  uint32_t layers = 0;
+  uint32_t q_heads = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+  float sm_scale = 0.0F;
+  std::vector<LayerGroupInfo> groups = {};
+  std::string precision_reason = {};
+};
+
+struct Limits {
+  uint64_t message_bytes_max = 0;
+  uint64_t append_chunk_bytes_max = 0;
+  uint32_t items_max = 0;
+  uint32_t q_len_max = 0;
+  uint64_t seq_len_max = 0;
+  uint64_t seqs_max = 0;
+  uint64_t lease_ttl_ms_max = 0;
+};
+
+struct ServerInfo {
+  std::string version = {};
+  uint64_t incarnation = 0;
+  std::string device_kind = {};
+  std::string device_name = {};
+  std::vector<ModelInfo> models = {};
+  Limits limits = {};
+  bool draining = false;
+};
+
+struct SequenceInfo {
+  Handle handle = {};
+  std::string model = {};
+  std::vector<uint64_t> seq_lens = {};  // [layers]
+  uint64_t pages = 0;
+  uint64_t pages_shared = 0;
+  uint64_t bytes = 0;
+  uint64_t expected_tokens = 0;
+  uint64_t ttl_ms = 0;
+  uint64_t ttl_left_ms = 0;
+};
+
+// The item of a batch that failed.
+struct ItemError {
+  uint32_t index = 0;
+  absl::Status status = {};
+  uint32_t retry_after_ms = 0;
+};
+
+struct StatReply {
+  std::vector<SequenceInfo> sequences = {};  // [items], a failed one's entry is empty
+  std::vector<ItemError> item_errors = {};
+};
+
+struct CreateArgs {
+  std::string model = {};  // empty when the server has only one
+  uint32_t count = 1;
+  uint64_t expected_tokens = 0;
+  uint64_t ttl_ms = 0;  // 0: the server's default
+};
+
+struct ForkArgs {
+  uint32_t count = 1;
+  uint64_t expected_tokens = 0;
+  uint64_t ttl_ms = 0;  // 0: the parent's
+};
+
+struct AppendArgs {
+  std::string model = {};
+  Handle handle = {};
+  uint32_t layer = 0;
+  uint32_t layers_count = 1;
+  uint64_t pos = 0;
+  uint64_t n = 0;                     // tokens
+  absl::Span<const uint16_t> k = {};  // bf16 [layers_count, n, kv_heads, head_dim]
+  absl::Span<const uint16_t> v = {};
+  uint64_t skip_to = 0;  // 0: off; else equal to pos
+};
+
+struct DecodeArgs {
+  std::string model = {};
+  uint32_t layer = 0;
+  absl::Span<const Handle> handles = {};      // [items]
+  absl::Span<const uint64_t> positions = {};  // [items]
+  absl::Span<const uint32_t> q_lens = {};     // [items]; empty: all 1; n is their sum
+  absl::Span<const uint16_t> q = {};          // bf16 [n, q_heads, head_dim]
+  absl::Span<const uint16_t> k = {};  // bf16 [n, kv_heads, head_dim]; both empty: attend only
+  absl::Span<const uint16_t> v = {};
+  absl::Span<const float> sink_logits = {};  // [q_heads]
+  bool omit_sinks = false;
+  bool want_lse = false;
+  OutType out_type = OutType::kBf16;
+};
+
+struct DecodeReply {
+  std::vector<uint16_t> out_bf16 =
+      {};  // [n, q_heads, head_dim]; the one of the two that was asked for
+  std::vector<float> out_fp32 = {};
+  std::vector<float> lse = {};  // [n, q_heads] if asked
+  std::vector<ItemError> item_errors = {};
+  uint32_t queue_us = 0;
+  uint32_t kernel_us = 0;
+  uint32_t batch_items = 0;
+};
+
+}  // namespace fp8kvd::client
