@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "config/base/check.h"
 #include "config/layer_list.h"
 
 namespace fp8kvd::config {
@@ -139,6 +140,7 @@ absl::Status ScalePools(absl::Span<const ModelOptions> models, int64_t bytes, in
                         std::vector<ModelPools>* pools) {
   for (size_t m = 0; m < pools->size(); ++m) {
     for (GroupPool& pool : (*pools)[m].groups) {
+      FP8KVD_CHECK(needed > 0);  // this pool is part of it
       const absl::uint128 pages = absl::uint128(pool.pages) * bytes / needed;
       pool.pages = static_cast<int64_t>(std::min<absl::uint128>(pages, kPagesMax));
       if (pool.pages < pool.pages_per_seq) {

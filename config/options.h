@@ -92,8 +92,8 @@ struct CacheOptions {
   double pool_fraction = 0.0;
   // Live sequences of all models.
   int32_t seqs_max = 4096;
-  // Tokens of one sequence, at most. Block tables take 8 bytes per layer group for every 64 of them, for
-  // each of seqs_max.
+  // Tokens of one sequence, at most. Block tables take 8 bytes per layer group for every 64 of
+  // them, for each of seqs_max.
   int32_t seq_len_max = 131072;
   // Tokens that a sliding-window group keeps beyond its window, so that a client may step back that
   // far. Each costs a token of every windowed layer.

@@ -1,7 +1,8 @@
-"""clang-tidy as a test: python3 tests/tidy/clang_tidy.py BUILD_DIR FOLDER [FOLDER...].
+"""clang-tidy as a test: python3 tests/tidy/clang_tidy.py BUILD_DIR [--except] FOLDER [FOLDER...].
 
-Checks the sources of those folders (relative to the repository) that BUILD_DIR compiles. A source
-that was clean is not read again until it, a header it includes, .clang-tidy or its command changes.
+Checks the sources of those folders (relative to the repository), or of all others, that BUILD_DIR
+compiles. A source that was clean is not read again until it, a header it includes, .clang-tidy or
+its command changes.
 """
 
 import hashlib
@@ -16,13 +17,14 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILE_SECONDS_MAX = 180
 
 
-def sources(build, folders):
-    """(path, compile command) of each C++ source of the folders, generated ones left out."""
+def sources(build, folders, excepted):
+    """(path, compile command) of each C++ source in the folders, or in no folder that is excepted;
+    generated ones are left out."""
     commands = json.loads((build / "compile_commands.json").read_text())
     for entry in commands:
         path = pathlib.Path(entry["file"])
         if path.suffix == ".cc" and REPOSITORY in path.parents and build not in path.parents:
-            if any(REPOSITORY / folder in path.parents for folder in folders):
+            if any(REPOSITORY / folder in path.parents for folder in folders) != excepted:
                 yield path, entry
 
 
@@ -33,7 +35,8 @@ def fingerprint(path, entry):
     listed = subprocess.run(command, shell=True, cwd=entry["directory"], check=True,
                             capture_output=True, text=True, timeout=FILE_SECONDS_MAX).stdout
     digest = hashlib.sha256(command.encode())
-    for name in [*listed.replace("\\\n", " ").split()[1:], REPOSITORY / ".clang-tidy"]:
+    checks = [file for file in (folder / ".clang-tidy" for folder in path.parents) if file.exists()]
+    for name in [*listed.replace("\\\n", " ").split()[1:], *checks]:
         digest.update((pathlib.Path(entry["directory"]) / name).read_bytes())
     return digest.hexdigest()
 
@@ -60,7 +63,9 @@ def main():
     build = pathlib.Path(sys.argv[1]).resolve()
     clean = build / "clang_tidy_clean"
     clean.mkdir(exist_ok=True)
-    results = [check(path, entry, build, clean) for path, entry in sources(build, sys.argv[2:])]
+    excepted = sys.argv[2] == "--except"
+    results = [check(path, entry, build, clean)
+               for path, entry in sources(build, sys.argv[2 + excepted:], excepted)]
     print(f"{len(results)} sources, {results.count(False)} with findings")
     return 0 if all(results) else 1
 
