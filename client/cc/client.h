@@ -1,7 +1,7 @@
 // client/cc/client.h: talks to an fp8kvd daemon. Everything that needs a connection is here and in
 // decode_stream.h; types.h has the structs.
 //
-//   auto client = Client::Connect({.target = "127.0.0.1:7700"}).value();
+//   auto client = Client::Connect({.target = "127.0.0.1:50051"}).value();
 //   auto seqs = client->CreateSequences({.model = "llama", .expected_tokens = 4096}).value();
 //   client->Append({.handle = seqs[0].handle(), .layer = 0, .n = n, .k = k, .v = v});
 //   auto reply = client->Decode({.layer = 0, .handles = {…}, .positions = {…}, .q = q});

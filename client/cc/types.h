@@ -14,7 +14,7 @@ namespace fp8kvd::client {
 
 struct Options {
   // host:port, or any name that gRPC resolves ("unix:/run/fp8kvd.sock").
-  std::string target = "127.0.0.1:7700";
+  std::string target = "127.0.0.1:50051";
   // Of one call, its retries and waits included.
   int64_t timeout_ms = 30'000;
   // The same of one Append, which may carry gigabytes.

@@ -79,7 +79,7 @@ def _layer(folder, table):
 
 def _edge(header, ours, table):
     """What an include leans on: a vendor's word, a layer of ours, or None for the system's."""
-    if header.endswith((".pb.h")):
+    if header.endswith(".pb.h") and not header.startswith("google/"):
         return "grpcpp" if header.endswith(".grpc.pb.h") else "proto"
     for prefix, word in VENDORS:
         if header.startswith(prefix):

@@ -1,0 +1,194 @@
+#include "client/cc/ctl/invocation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace fp8kvd::ctl {
+namespace {
+
+constexpr char kUsagePayload[] = "fp8kvctl/usage";
+constexpr int64_t kTimeoutMsMax = 3'600'000;
+constexpr size_t kTypoEditsMax = 3;
+
+// Letters to insert, delete or replace, to make one word the other.
+size_t Edits(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row[b.size()];
+}
+
+const FlagSpec* Find(const Command& command, const std::string& name) {
+  for (const std::vector<FlagSpec>* flags : {&command.flags, &GlobalFlags()}) {
+    for (const FlagSpec& flag : *flags) {
+      if (name == flag.name) return &flag;
+    }
+  }
+  return nullptr;
+}
+
+std::string UnknownFlag(const Command& command, const std::string& name) {
+  std::string nearest;
+  size_t edits = kTypoEditsMax + 1;
+  for (const std::vector<FlagSpec>* flags : {&command.flags, &GlobalFlags()}) {
+    for (const FlagSpec& flag : *flags) {
+      const size_t distance = Edits(name, flag.name);
+      if (distance < edits) {
+        edits = distance;
+        nearest = flag.name;
+      }
+    }
+  }
+  return absl::StrCat("unknown flag --", name, nearest.empty() ? "" : "; did you mean --", nearest,
+                      nearest.empty() ? "" : "?", " See: fp8kvctl ", command.name, " --help");
+}
+
+}  // namespace
+
+absl::Status UsageError(const std::string& message) {
+  absl::Status status = absl::InvalidArgumentError(message);
+  status.SetPayload(kUsagePayload, absl::Cord(""));
+  return status;
+}
+
+int ToExitCode(const absl::Status& status) {
+  if (status.ok()) return kExitOk;
+  if (status.GetPayload(kUsagePayload).has_value()) return kExitUsage;
+  const bool unanswered = status.code() == absl::StatusCode::kUnavailable ||
+                          status.code() == absl::StatusCode::kDeadlineExceeded;
+  return unanswered ? kExitUnreachable : kExitFailed;
+}
+
+absl::StatusOr<Invocation> Invocation::Parse(const Command& command,
+                                             const std::vector<std::string>& words,
+                                             std::ostream& out, std::ostream& progress) {
+  Invocation result;
+  result.out_ = &out;
+  result.progress_ = &progress;
+  bool flags_ended = false;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (flags_ended || word.size() < 2 || word[0] != '-') {
+      result.arguments_.push_back(word);
+      continue;
+    }
+    if (word == "--") {
+      flags_ended = true;
+      continue;
+    }
+    const size_t equals = word.find('=');
+    const std::string name =
+        word == "-h" ? "help" : word.substr(std::min<size_t>(2, word.size()), equals - 2);
+    const FlagSpec* flag = Find(command, name);
+    if (flag == nullptr || (word[1] != '-' && word != "-h")) {
+      return UsageError(UnknownFlag(command, name));
+    }
+    const bool is_switch = *flag->value == '\0';
+    if (is_switch && equals != std::string::npos) {
+      return UsageError(absl::StrCat("--", name, " takes no value; give it alone or leave it out"));
+    }
+    if (!is_switch && equals == std::string::npos && i + 1 == words.size()) {
+      return UsageError(absl::StrCat("--", name, " wants a value: --", name, "=", flag->value));
+    }
+    const std::string value = equals != std::string::npos ? word.substr(equals + 1)
+                              : is_switch                 ? ""
+                                                          : words[++i];
+    if (!result.flags_.emplace(name, value).second) {
+      return UsageError(absl::StrCat("--", name, " is given twice; give it once"));
+    }
+  }
+  if (*command.arguments == '\0' && !result.arguments_.empty()) {
+    return UsageError(absl::StrCat("unexpected argument ", result.arguments_[0], "; fp8kvctl ",
+                                   command.name, " takes only flags"));
+  }
+  return result;
+}
+
+std::string Invocation::Text(const std::string& flag, const std::string& absent) const {
+  const auto found = flags_.find(flag);
+  return found == flags_.end() ? absent : found->second;
+}
+
+absl::StatusOr<int64_t> Invocation::Count(const std::string& flag, int64_t absent, int64_t min,
+                                          int64_t max) const {
+  const auto found = flags_.find(flag);
+  if (found == flags_.end()) return absent;
+  int64_t count = 0;
+  if (!absl::SimpleAtoi(found->second, &count) || count < min || count > max) {
+    return UsageError(absl::StrCat("--", flag, " is ", found->second,
+                                   ", wanted a whole number from ", min, " to ", max));
+  }
+  return count;
+}
+
+absl::StatusOr<double> Invocation::Number(const std::string& flag, double absent, double min,
+                                          double max) const {
+  const auto found = flags_.find(flag);
+  if (found == flags_.end()) return absent;
+  double number = 0;
+  if (!absl::SimpleAtod(found->second, &number) || !(number >= min && number <= max)) {
+    return UsageError(absl::StrCat("--", flag, " is ", found->second, ", wanted a number from ",
+                                   min, " to ", max));
+  }
+  return number;
+}
+
+absl::StatusOr<client::Options> Invocation::ClientOptions() const {
+  client::Options options;
+  options.target = Text("target", options.target);
+  absl::StatusOr<int64_t> timeout_ms = Count("timeout_ms", options.timeout_ms, 1, kTimeoutMsMax);
+  if (!timeout_ms.ok()) return timeout_ms.status();
+  options.timeout_ms = *timeout_ms;
+  if (options.target.empty()) return UsageError("--target is empty, wanted host:port");
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<client::Client>> Invocation::Connect() const {
+  absl::StatusOr<client::Options> options = ClientOptions();
+  if (!options.ok()) return options.status();
+  return client::Client::Connect(*options);
+}
+
+const std::vector<FlagSpec>& GlobalFlags() {
+  static const std::vector<FlagSpec> flags = {
+      {"target", "HOST:PORT", "the daemon; default 127.0.0.1:50051"},
+      {"timeout_ms", "N", "of each call to it, retries included; default 30000"},
+      {"json", "", "print one JSON value instead of a table"},
+      {"help", "", "print this"},
+  };
+  return flags;
+}
+
+std::string HelpOf(const Command& command) {
+  std::string text = absl::StrCat("usage: fp8kvctl ", command.name, " [FLAGS]",
+                                  *command.arguments == '\0' ? "" : " ", command.arguments, "\n\n",
+                                  command.summary, "\n\nflags:\n");
+  for (const std::vector<FlagSpec>* flags : {&command.flags, &GlobalFlags()}) {
+    for (const FlagSpec& flag : *flags) {
+      const std::string form =
+          absl::StrCat("--", flag.name, *flag.value == '\0' ? "" : "=", flag.value);
+      absl::StrAppendFormat(&text, "  %-24s %s\n", form, flag.text);
+    }
+  }
+  absl::StrAppend(&text, "\nexample:\n  ", command.example, "\n\n",
+                  "exit codes: 0 done; 1 failed, or the accuracy contract does not hold; 2 wrong "
+                  "usage;\n            3 the daemon cannot be reached or did not answer in time\n");
+  return text;
+}
+
+}  // namespace fp8kvd::ctl
