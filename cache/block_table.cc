@@ -48,9 +48,11 @@ int64_t BlockTable::ClaimsOfEmpty(const Shape& shape, int64_t expected_tokens) {
 }
 
 BlockTable::Range BlockTable::ClaimsAt(int64_t first_page, int64_t seq_len_min,
-                                       int64_t pages_expected) const {
+                                       int64_t expected_tokens) const {
+  const int64_t pages_expected = PagesOf(expected_tokens, shape_.page_tokens);
   if (shape_.window == 0) {
-    return {.begin = std::min(seq_len_min / shape_.page_tokens, pages_expected),
+    const bool done = seq_len_min >= expected_tokens;
+    return {.begin = done ? pages_expected : seq_len_min / shape_.page_tokens,
             .end = pages_expected};
   }
   const int64_t held_max = ClaimsOfEmpty(shape_, shape_.seq_len_max);
@@ -60,7 +62,7 @@ BlockTable::Range BlockTable::ClaimsAt(int64_t first_page, int64_t seq_len_min,
 
 bool BlockTable::ClaimedAfterReclaim(int64_t page_no, int64_t first_page) const {
   if (shape_.window == 0) return Claimed(page_no);
-  return ClaimsAt(first_page, 0, pages_expected_).contains(page_no);
+  return ClaimsAt(first_page, 0, expected_tokens_).contains(page_no);
 }
 
 void BlockTable::AddClaims(int64_t begin, int64_t end) {
@@ -84,7 +86,7 @@ void BlockTable::DropClaims(int64_t begin, int64_t end) {
 }
 
 void BlockTable::MoveClaims(int64_t seq_len_min) {
-  const Range to = ClaimsAt(first_page_, seq_len_min, pages_expected_);
+  const Range to = ClaimsAt(first_page_, seq_len_min, expected_tokens_);
   // What leaves the range, then what enters it; the two ranges may be apart.
   DropClaims(claims_.begin, std::min(claims_.end, to.begin));
   DropClaims(std::max(claims_.begin, to.end), claims_.end);
@@ -95,7 +97,7 @@ void BlockTable::MoveClaims(int64_t seq_len_min) {
 
 void BlockTable::Start(int64_t expected_tokens) {
   FP8KVD_CHECK(table_.empty() && claims_.begin == claims_.end);
-  pages_expected_ = PagesOf(expected_tokens, shape_.page_tokens);
+  expected_tokens_ = expected_tokens;
   MoveClaims(0);
 }
 
@@ -103,14 +105,14 @@ void BlockTable::ShareFrom(const BlockTable& parent, int64_t expected_tokens, in
   FP8KVD_CHECK(table_.empty() && claims_.begin == claims_.end);
   table_.assign(parent.table_.begin(), parent.table_.end());
   first_page_ = parent.first_page_;
-  pages_expected_ = PagesOf(expected_tokens, shape_.page_tokens);
+  expected_tokens_ = expected_tokens;
   for (PageId page_id : pages()) pool_->AddOwner(page_id);
   MoveClaims(seq_len_min);
 }
 
 int64_t BlockTable::ShareNeed(int64_t children, int64_t expected_tokens,
                               int64_t seq_len_min) const {
-  const Range to = ClaimsAt(first_page_, seq_len_min, PagesOf(expected_tokens, shape_.page_tokens));
+  const Range to = ClaimsAt(first_page_, seq_len_min, expected_tokens);
   int64_t need = 0;
   int64_t open = to.end - to.begin;
   for (int64_t i = first_page_; i < end_page(); ++i) {
@@ -125,7 +127,7 @@ int64_t BlockTable::ShareNeed(int64_t children, int64_t expected_tokens,
 
 int64_t BlockTable::TruncateNeed(int64_t pos, int64_t seq_len_min) const {
   const int64_t kept_end = PagesOf(pos, shape_.page_tokens);
-  const Range to = ClaimsAt(first_page_, seq_len_min, pages_expected_);
+  const Range to = ClaimsAt(first_page_, seq_len_min, expected_tokens_);
   int64_t need = 0;
   for (int64_t i = std::max(first_page_, std::min(to.begin, kept_end)); i < end_page(); ++i) {
     const int64_t owners = pool_->owners(page(i));
@@ -168,7 +170,7 @@ void BlockTable::Clear() {
   for (PageId page_id : pages()) pool_->DropOwner(page_id);
   table_.clear();
   first_page_ = 0;
-  pages_expected_ = 0;
+  expected_tokens_ = 0;
 }
 
 void BlockTable::Set(int64_t page_no, PageId page_id) {

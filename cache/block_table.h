@@ -4,8 +4,9 @@
 //
 // Promises: pages [first_page, end_page) are held, each with this table as one owner; those before
 //   are reclaimed. Claims stand on exactly
-//     no window: page numbers [least committed length / page_tokens, expected pages): full pages
-//                below are shared for good, only Truncate makes them writable again
+//     no window: page numbers [least committed length / page_tokens, expected pages), none once
+//                that length reaches expected_tokens: full pages below are shared for good, only
+//                Truncate makes them writable again
 //     window:    [first_page, first_page + SeqPagesMax) up to the expected pages: as many pages as
 //                the group can hold at once, so that what falls out behind pays for what comes
 //                ahead
@@ -80,7 +81,7 @@ class BlockTable {
     bool contains(int64_t page_no) const { return begin <= page_no && page_no < end; }
   };
   // Where claims stand, by the rule above.
-  Range ClaimsAt(int64_t first_page, int64_t seq_len_min, int64_t pages_expected) const;
+  Range ClaimsAt(int64_t first_page, int64_t seq_len_min, int64_t expected_tokens) const;
   void AddClaims(int64_t begin, int64_t end);
   void DropClaims(int64_t begin, int64_t end);
   void TakeOut(int64_t page_no);  // the owner count stays
@@ -89,7 +90,7 @@ class BlockTable {
   PagePool* pool_;
   std::vector<PageId> table_;  // by page number; kNoPage before first_page_
   int64_t first_page_ = 0;
-  int64_t pages_expected_ = 0;
+  int64_t expected_tokens_ = 0;
   Range claims_;
 };
 
