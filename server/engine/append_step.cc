@@ -5,12 +5,104 @@
 #include "config/base/limits.h"
 
 namespace fp8kvd::engine {
+namespace {
 
-int32_t AppendSliceTokens(const config::EngineOptions& options, int32_t kv_heads,
-                          int32_t head_dim) {
-  const int64_t token_bytes = int64_t{2} * 2 * kv_heads * head_dim;  // K and V, bf16
-  return static_cast<int32_t>(
-      std::clamp<int64_t>(options.append_slice_bytes_max / token_bytes, 1, kSeqLenMax));
+// The place of a piece in its chunk.
+struct Piece {
+  int32_t layer_index;  // 0 .. layers_count - 1
+  int32_t slice;        // along the tokens
+  int32_t slices;
+  int32_t first;  // token of the chunk
+  int32_t n;
+};
+
+Piece PieceAt(const AppendRequest& request, int32_t piece) {
+  Piece at{};
+  at.slices = (request.n + request.slice_tokens - 1) / request.slice_tokens;
+  at.layer_index = piece % request.layers_count;
+  at.slice = piece / request.layers_count;
+  at.first = at.slice * request.slice_tokens;
+  at.n = std::min(request.slice_tokens, request.n - at.first);
+  return at;
+}
+
+int64_t KvBytes(const LayerGroup& group, int64_t tokens) {
+  return KvBytesPerToken(Precision::kBf16, group.head_dim) * group.kv_heads * tokens;
+}
+
+}  // namespace
+
+int32_t AppendSliceTokens(const config::EngineOptions& options,
+                          const config::CacheOptions& cache_options, const ModelGeometry& geometry,
+                          int32_t layer, int32_t layers_count) {
+  int64_t tokens = kSeqLenMax;
+  for (int32_t i = layer; i < layer + layers_count; ++i) {
+    const LayerGroup& group = geometry.groups[geometry.layer[i].group];
+    tokens = std::min(tokens, options.append_slice_bytes_max / KvBytes(group, 1));
+    if (group.window > 0) {
+      tokens = std::min(tokens, int64_t{group.window} + cache_options.reclaim_slack_tokens);
+    }
+  }
+  return static_cast<int32_t>(std::max<int64_t>(tokens, 1));
+}
+
+int32_t AppendPieces(const AppendRequest& request) {
+  const int64_t slices = (int64_t{request.n} + request.slice_tokens - 1) / request.slice_tokens;
+  return static_cast<int32_t>(slices * request.layers_count);
+}
+
+AppendStep::AppendStep(const StepContext& context, AppendRows* appends)
+    : context_(context), appends_(appends) {}
+
+absl::Status AppendStep::Run(AppendRequest* request, bool* has_launched) {
+  *has_launched = false;
+  appends_->Begin();
+  const ModelSetup& model = context_.models[request->model];
+  const LayerGroup& first =
+      model.GroupOf(request->layer + PieceAt(*request, request->pieces_done).layer_index);
+  int64_t bytes_left = context_.options.append_slice_bytes_max;
+  for (int32_t taken = 0; taken < context_.options.batch_rows_max; ++taken) {
+    if (request->book.waiting == 0) break;
+    const Piece piece = PieceAt(*request, request->pieces_done);
+    const LayerGroup& group = model.GroupOf(request->layer + piece.layer_index);
+    const int64_t bytes = KvBytes(group, piece.n);
+    if (taken > 0 && (bytes > bytes_left || group.precision != first.precision)) break;
+    bytes_left -= bytes;
+    const absl::StatusOr<AppendRows::Outcome> planned = PlanPiece(*request);
+    if (!planned.ok()) {
+      request->status = planned.status();
+      if (absl::IsResourceExhausted(planned.status())) request->retry_after_ms = kRoomRetryMs;
+      request->book.waiting = 0;
+      break;
+    }
+    if (*planned == AppendRows::Outcome::kWait) break;
+    ++request->pieces_done;
+    --request->book.waiting;
+  }
+  if (appends_->empty()) return absl::OkStatus();
+  *has_launched = true;
+  ++context_.stats.append_launches_total;
+  ++context_.stats.append_slices_total;
+  return appends_->Launch(first.head_dim, first.precision);
+}
+
+absl::StatusOr<AppendRows::Outcome> AppendStep::PlanPiece(const AppendRequest& request) {
+  const absl::StatusOr<cache::SeqIndex> seq = context_.store.Find(request.handle);
+  if (!seq.ok()) return seq.status();
+  const Piece piece = PieceAt(request, request.pieces_done);
+  const int32_t layer = request.layer + piece.layer_index;
+  const LayerGroup& group = context_.models[request.model].GroupOf(layer);
+  const int64_t offset =
+      (int64_t{piece.layer_index} * request.n + piece.first) * group.kv_heads * group.head_dim;
+  return appends_->Plan(
+      *seq,
+      cache::AppendArgs{
+          .layer = layer,
+          .pos = request.pos + piece.first,
+          .n = piece.n,
+          .digest = request.slice_digests[piece.layer_index * piece.slices + piece.slice],
+          .skip_to = piece.slice == 0 ? request.skip_to : 0},
+      request.k + offset, request.v + offset);
 }
 
 }  // namespace fp8kvd::engine

@@ -20,21 +20,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "config/base/geometry.h"
 #include "config/options.h"
 #include "kernels/backend.h"
 #include "server/engine/clock.h"
 #include "server/engine/messages.h"
+#include "server/engine/model_setup.h"
 #include "server/engine/staging.h"
 #include "server/engine/stats.h"
 
 namespace fp8kvd::engine {
-
-// A model and the pages that each of its groups gets.
-struct ModelSetup {
-  ModelGeometry geometry;
-  std::vector<int64_t> group_pages;  // [groups]
-};
 
 class Engine {
  public:
@@ -65,6 +59,9 @@ class Engine {
 
   // From any thread: refuse new work with UNAVAILABLE, finish what was taken, then Run returns.
   void Drain();
+
+  // The slice_tokens of an AppendRequest for these layers: see append_step.h.
+  int32_t AppendSliceTokens(int32_t model, int32_t layer, int32_t layers_count) const;
 
   // A copy of all counters, consistent with each other.
   EngineStats stats() const;

@@ -54,6 +54,16 @@ struct Request {
   absl::Status status;  // of the request as a whole
   // Advice that goes with RESOURCE_EXHAUSTED in status or in an item. Milliseconds; 0: none.
   int32_t retry_after_ms = 0;
+
+  // The engine's own from Submit to Done; a call leaves it alone.
+  struct Book {
+    Request* next = nullptr;  // in admission's stack, in the batcher's list, among the answers
+    Request* prev = nullptr;  // in the batcher's list
+    int32_t places = 0;       // that it takes in the queue
+    int32_t waiting = 0;      // decode: items not begun; append: pieces not begun
+    int32_t running = 0;      // decode: items in launches; append: launches that read its slot
+  };
+  Book book;
 };
 
 struct DecodeItem {
@@ -64,6 +74,11 @@ struct DecodeItem {
   uint64_t kv_digest = 0;  // of its k and v rows; unused when attend-only
   absl::Status status;     // a poller may set it (range check); the engine skips such an item
   int32_t retry_after_ms = 0;
+
+  // The engine's own.
+  enum class Stage : uint8_t { kWaiting, kRunning, kAnswered };
+  Stage stage = Stage::kAnswered;
+  cache::SeqIndex seq{0};  // held unless kAnswered
 };
 
 // One layer of one step for a batch of sequences of one model. Tensors lie in one staging slot.
@@ -105,6 +120,10 @@ struct AppendRequest : Request {
   absl::Span<const uint64_t> slice_digests;
   // Filled by the engine: committed tokens of each layer [layers_count], also after a failure.
   absl::Span<int64_t> seq_lens;
+  // The engine's own.
+  int32_t pieces_done = 0;  // of (slice, layer), the layer running fastest
+  bool is_held = false;
+  cache::SeqIndex seq{0};
 };
 
 // What is known of one sequence.
@@ -129,7 +148,8 @@ struct PoolInfo {
   int64_t page_bytes = 0;
 };
 
-// Everything that is not on the decode path: one at a time, between launches, in arrival order.
+// Everything that is not on the decode path. Runs between launches, and in arrival order with
+// whatever else names the same sequences.
 struct ControlRequest : Request {
   enum class Op : uint8_t { kCreate, kFork, kTruncate, kFree, kRenew, kStat, kList, kPools };
   explicit ControlRequest(Op control_op) : Request(Kind::kControl), op(control_op) {}
@@ -150,6 +170,8 @@ struct ControlRequest : Request {
   std::vector<SequenceInfo> infos;
   std::vector<PoolInfo> pools;
   uint64_t list_next = 0;
+  // The engine's own: sequences that the request names and holds.
+  std::vector<cache::SeqIndex> held;
 };
 
 }  // namespace fp8kvd::engine

@@ -1,0 +1,60 @@
+// server/engine/admission.h: the door between the calls' threads and the engine's: a bounded queue.
+//
+// Promises: what Offer took is given out by TakeAll exactly once, in the order of the Offers. An
+// Offer
+//   is answered at once: taken, full (with a delay after which a retry can hope), or closed.
+// Does not manage: deadlines and cancels (batcher.h looks at them before work begins); waking the
+//   engine (doorbell.h).
+// Threads: Offer from any, without a lock: one compare-and-swap. The rest from the engine's thread.
+// Bound: places_max items between Offer and GiveBack; a request takes a place for each of its
+// items.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+#include "server/engine/messages.h"
+
+namespace fp8kvd::engine {
+
+class Admission {
+ public:
+  explicit Admission(int32_t places_max) : places_max_(places_max) {}
+
+  // Errors: RESOURCE_EXHAUSTED with request->retry_after_ms set; UNAVAILABLE once refused.
+  absl::Status Offer(Request* request);
+
+  // All that were offered since the last call, linked by book.next; null: none.
+  Request* TakeAll();
+  bool HasOffers() const;
+
+  void GiveBack(int32_t places) { places_used_.fetch_sub(places, std::memory_order_relaxed); }
+  // What the engine needs for an item at present; the advice to those refused rests on it.
+  void SetItemUs(int64_t item_us) { item_us_.store(item_us, std::memory_order_relaxed); }
+
+  // From any thread: no new work. What was offered before, or slips in beside it, is still taken.
+  void Refuse(bool is_device_failed);
+  bool is_refusing() const { return state_.load(std::memory_order_acquire) != State::kOpen; }
+  // After Refuse: as TakeAll, and nothing can slip in any more.
+  Request* Close();
+
+  int64_t places_used() const { return places_used_.load(std::memory_order_relaxed); }
+  uint64_t refused_total() const { return refused_total_.load(std::memory_order_relaxed); }
+
+ private:
+  enum class State : uint8_t { kOpen, kDraining, kFailed };
+
+  absl::Status Refusal(Request* request);
+  static Request* InOrder(Request* newest);
+
+  const int32_t places_max_;
+  std::atomic<Request*> newest_{nullptr};  // a stack by book.next, or kClosed
+  std::atomic<State> state_{State::kOpen};
+  std::atomic<int64_t> places_used_{0};
+  std::atomic<int64_t> item_us_{0};
+  std::atomic<uint64_t> refused_total_{0};
+};
+
+}  // namespace fp8kvd::engine

@@ -1,0 +1,334 @@
+#include "server/engine/engine.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/engine/engine_parts.h"
+
+namespace fp8kvd::engine {
+namespace {
+
+// Awake for so long after the last work: a client that answers within it finds no sleeper. Some
+// tens of microseconds, so that an idle daemon costs no core.
+constexpr int64_t kSpinUs = 50;
+// Asleep for so long at most: leases end without anybody ringing.
+constexpr int64_t kSleepUsMax = 50'000;
+int64_t MsOf(TimeUs time) { return time / 1000; }
+
+}  // namespace
+
+absl::Status Engine::Parts::Submit(Request* request) {
+  if (absl::Status status = admission_.Offer(request); !status.ok()) return status;
+  doorbell_.Ring();
+  return absl::OkStatus();
+}
+
+void Engine::Parts::Drain() {
+  admission_.Refuse(/*is_device_failed=*/false);
+  doorbell_.Ring();
+}
+
+EngineStats Engine::Parts::stats() const {
+  EngineStats stats = answers_->Published();
+  stats.staging_slots_used = staging_->slots_used();
+  stats.staging_slots_total = staging_->slots_total();
+  return stats;
+}
+
+// A turn. Offers first, so that a renewal that has arrived saves its lease; answers as soon as a
+// fence has passed, before the next launch can delay them (the CPU backend works inside the call).
+bool Engine::Parts::Step() {
+  if (!fault_.ok() || is_drained_) return false;
+  const TimeUs now = setup_.clock->NowUs();
+  bool has_worked = false;
+  if (Request* const offered = admission_.TakeAll(); offered != nullptr) {
+    intake_->Take(offered, MsOf(now));
+    has_worked = true;
+  }
+  has_worked |= Poll();
+  has_worked |= ExpireLeases(now);
+  has_worked |= Work();
+  has_worked |= Poll();
+  CloseIfDrained(now);
+  if (has_worked) answers_->Tell();
+  return has_worked;
+}
+
+bool Engine::Parts::Work() {
+  if (!fault_.ok() || launches_.is_full() || batcher_.empty()) return false;
+  const TimeUs now = setup_.clock->NowUs();
+  const Batcher::Pick& pick = batcher_.Look(now);
+  bool has_worked = pick.ended != nullptr || pick.controls != nullptr;
+  for (Request* request = pick.ended; request != nullptr;) {
+    Request* const next = request->book.next;
+    EndLate(request, now);
+    request = next;
+  }
+  for (Request* request = pick.controls; request != nullptr;) {
+    Request* const next = request->book.next;
+    RunControl(static_cast<ControlRequest*>(request), now);
+    request = next;
+  }
+  PoisonFreed();
+  if (MustGather(pick, now)) return has_worked;
+  if (!pick.items.empty() && fault_.ok()) {
+    has_worked = true;
+    if (!LaunchDecode(pick, now)) return true;
+    if (Poll()) answers_->Tell();
+  }
+  if (pick.append != nullptr && fault_.ok() && !launches_.is_full()) {
+    has_worked = true;
+    LaunchSlice(pick.append, setup_.clock->NowUs());
+  }
+  return has_worked;
+}
+
+// The launch may wait for company, and then everything that was picked after it waits too.
+bool Engine::Parts::MustGather(const Batcher::Pick& pick, TimeUs now) const {
+  const int32_t wait_us = setup_.options.batch_wait_us_max;
+  return wait_us > 0 && !pick.items.empty() && !admission_.is_refusing() &&
+         static_cast<int32_t>(pick.items.size()) < setup_.options.batch_rows_max &&
+         now - pick.oldest_arrived < wait_us;
+}
+
+// False if something picked was put off: then nothing that was picked behind it may go.
+bool Engine::Parts::LaunchDecode(const Batcher::Pick& pick, TimeUs now) {
+  Launch& launch = launches_.Free();
+  const absl::Status status = decode_step_->Run(pick, now, &launch);
+  const auto begin = [this](DecodeRequest* request) {
+    if (--request->book.waiting == 0) batcher_.Remove(request);
+  };
+  for (const BatchItem& batch_item : launch.items) {
+    ++batch_item.request->book.running;
+    begin(batch_item.request);
+  }
+  for (const BatchItem& batch_item : decode_step_->failed()) {
+    begin(batch_item.request);
+    answers_->CloseItem(batch_item.request, &batch_item.item());
+  }
+  const bool is_whole = launch.items.size() + decode_step_->failed().size() == pick.items.size();
+  if (!launch.items.empty()) launches_.Push();
+  if (!status.ok()) {
+    Fail(status);
+    return false;
+  }
+  if (!launch.items.empty()) Take(launch, now);
+  PoisonFreed();
+  return is_whole;
+}
+
+void Engine::Parts::LaunchSlice(AppendRequest* append, TimeUs now) {
+  if (append->pieces_done == 0) {
+    stats_.append_queue_us.Observe(
+        static_cast<uint64_t>(std::max<TimeUs>(0, now - append->arrived)));
+  }
+  batcher_.EndTurn(*append);
+  Launch& launch = launches_.Free();
+  launch.items.clear();
+  launch.append = append;
+  bool has_launched = false;
+  const absl::Status status = append_step_->Run(append, &has_launched);
+  if (has_launched) {
+    ++append->book.running;
+    launches_.Push();
+  }
+  if (append->book.waiting == 0) batcher_.Remove(append);
+  if (!status.ok()) {
+    Fail(status);
+    return;
+  }
+  if (append->book.waiting == 0 && append->book.running == 0) answers_->EndAppend(append);
+  if (has_launched) Take(launch, now);
+  PoisonFreed();
+}
+
+// The launch is on its way.
+void Engine::Parts::Take(Launch& launch, TimeUs now) {
+  launch.begun = now;
+  const absl::StatusOr<kernels::FenceId> fence = setup_.backend->Fence();
+  if (!fence.ok()) {
+    Fail(fence.status());
+    return;
+  }
+  launch.fence = *fence;
+}
+
+void Engine::Parts::RunControl(ControlRequest* request, TimeUs now) {
+  if (!fault_.ok()) {
+    answers_->EndAfterFault(request, FaultAnswer());
+    return;
+  }
+  const absl::Status status = control_step_->Run(request, MsOf(now));
+  if (status.ok()) {
+    answers_->EndControl(request);
+    return;
+  }
+  Fail(status);
+  answers_->EndAfterFault(request, FaultAnswer());
+}
+
+void Engine::Parts::EndLate(Request* request, TimeUs now) {
+  if (request->cancelled.load(std::memory_order_relaxed)) {
+    ++stats_.requests_cancelled_total;
+    answers_->EndWaiting(request, absl::CancelledError("the caller cancelled before work began"));
+    return;
+  }
+  ++stats_.requests_late_total;
+  answers_->EndWaiting(
+      request,
+      absl::DeadlineExceededError(absl::StrCat(
+          "the deadline passed ", now - request->deadline, " us ago, ", now - request->arrived,
+          " us after arrival, before work began; allow more time or send less at once")));
+}
+
+void Engine::Parts::PoisonFreed() {
+  if (!fault_.ok()) return;
+  for (const FreedPages::Page& page : freed_.to_poison()) {
+    const absl::Status status =
+        setup_.backend->Poison(pages_.Page(page.model, page.group, page.page_id),
+                               pages_.page_stride(page.model, page.group));
+    if (!status.ok()) {
+      Fail(status);
+      break;
+    }
+  }
+  freed_.ForgetPoisoned();
+}
+
+bool Engine::Parts::Poll() {
+  bool has_landed = false;
+  while (fault_.ok() && !launches_.empty()) {
+    const absl::StatusOr<bool> passed = setup_.backend->Passed(launches_.Oldest().fence);
+    if (!passed.ok()) {
+      Fail(passed.status());
+      return true;
+    }
+    if (!*passed) break;
+    Land(launches_.Oldest(), setup_.clock->NowUs());
+    launches_.Pop();
+    has_landed = true;
+  }
+  stats_.launches_inflight = launches_.count();
+  return has_landed;
+}
+
+void Engine::Parts::Land(const Launch& launch, TimeUs now) {
+  const int64_t took_us = std::max<int64_t>(0, now - launch.begun);
+  stats_.kernel_us.Observe(static_cast<uint64_t>(took_us));
+  if (launch.append != nullptr) {
+    Request::Book& book = launch.append->book;
+    if (--book.running == 0 && book.waiting == 0) answers_->EndAppend(launch.append);
+    return;
+  }
+  const double item_us = static_cast<double>(took_us) / static_cast<double>(launch.items.size());
+  item_us_ += (item_us - item_us_) / 8;
+  admission_.SetItemUs(static_cast<int64_t>(item_us_) + 1);
+  for (const BatchItem& batch_item : launch.items) {
+    batch_item.request->fenced = now;
+    --batch_item.request->book.running;
+    answers_->CloseItem(batch_item.request, &batch_item.item());
+  }
+}
+
+bool Engine::Parts::ExpireLeases(TimeUs now) {
+  if (!fault_.ok()) return false;
+  const int32_t ended = store_->Expire(MsOf(now), absl::MakeSpan(expired_));
+  stats_.lease_expiries_total += ended;
+  return ended > 0;
+}
+
+void Engine::Parts::CloseIfDrained(TimeUs now) {
+  if (!admission_.is_refusing() || !fault_.ok() || !is_idle() || admission_.HasOffers()) return;
+  Request* const slipped_in = admission_.Close();
+  if (slipped_in != nullptr) {
+    intake_->Take(slipped_in, MsOf(now));
+  } else {
+    answers_->Tell();
+    is_drained_ = true;
+  }
+}
+
+// The device is gone: everything that was taken is answered, and nothing new is.
+void Engine::Parts::Fail(const absl::Status& fault) {
+  if (!fault_.ok()) return;
+  fault_ = fault;
+  stats_.failed = true;
+  admission_.Refuse(/*is_device_failed=*/true);
+  const absl::Status answer = FaultAnswer();
+  const auto end = [&](Request* request) {
+    if (request->book.waiting == 0 && request->book.running == 0) {
+      answers_->EndAfterFault(request, answer);
+    }
+  };
+  while (!launches_.empty()) {
+    const Launch& launch = launches_.Oldest();
+    if (launch.append != nullptr) {
+      --launch.append->book.running;
+      end(launch.append);
+    }
+    for (const BatchItem& batch_item : launch.items) {
+      --batch_item.request->book.running;
+      end(batch_item.request);
+    }
+    launches_.Pop();
+  }
+  for (Request* request = batcher_.TakeAll(); request != nullptr;) {
+    Request* const next = request->book.next;
+    request->book.waiting = 0;
+    end(request);
+    request = next;
+  }
+  for (Request* request = admission_.Close(); request != nullptr;) {
+    Request* const next = request->book.next;
+    ++stats_.requests_taken_total[static_cast<size_t>(request->kind)];
+    end(request);
+    request = next;
+  }
+}
+
+absl::Status Engine::Parts::FaultAnswer() const {
+  return absl::UnavailableError(
+      absl::StrCat("the device failed and the server ends: ", absl::string_view(fault_.message()),
+                   "; reconnect, then create the sequences anew"));
+}
+
+absl::Status Engine::Parts::Run() {
+  TimeUs worked_at = setup_.clock->NowUs();
+  while (true) {
+    if (Step()) {
+      worked_at = setup_.clock->NowUs();
+      continue;
+    }
+    if (!fault_.ok() || is_drained_) return fault_;
+    if (!is_idle() || setup_.clock->NowUs() - worked_at < kSpinUs) {
+      std::this_thread::yield();
+      continue;
+    }
+    doorbell_.Sleep(kSleepUsMax,
+                    [this] { return admission_.HasOffers() || admission_.is_refusing(); });
+    worked_at = setup_.clock->NowUs();
+  }
+}
+
+Engine::Engine(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+Engine::~Engine() = default;
+
+absl::Status Engine::Submit(Request* request) { return parts_->Submit(request); }
+Staging& Engine::staging() { return parts_->staging(); }
+bool Engine::Step() { return parts_->Step(); }
+absl::Status Engine::Run() { return parts_->Run(); }
+void Engine::Drain() { parts_->Drain(); }
+EngineStats Engine::stats() const { return parts_->stats(); }
+const std::vector<ModelSetup>& Engine::models() const { return parts_->setup().models; }
+uint64_t Engine::incarnation() const { return parts_->setup().incarnation; }
+
+int32_t Engine::AppendSliceTokens(int32_t model, int32_t layer, int32_t layers_count) const {
+  const Parts::Setup& setup = parts_->setup();
+  return engine::AppendSliceTokens(setup.options, setup.cache_options, setup.models[model].geometry,
+                                   layer, layers_count);
+}
+
+}  // namespace fp8kvd::engine

@@ -1,0 +1,98 @@
+// server/engine/engine_parts.h: what an Engine is made of. For engine.cc (the turn) and
+// engine_start.cc (how it is put together) alone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "cache/seq_store.h"
+#include "config/base/check.h"
+#include "config/options.h"
+#include "kernels/backend.h"
+#include "server/engine/admission.h"
+#include "server/engine/answers.h"
+#include "server/engine/append_rows.h"
+#include "server/engine/append_step.h"
+#include "server/engine/batcher.h"
+#include "server/engine/control_step.h"
+#include "server/engine/decode_step.h"
+#include "server/engine/doorbell.h"
+#include "server/engine/engine.h"
+#include "server/engine/freed_pages.h"
+#include "server/engine/intake.h"
+#include "server/engine/launches.h"
+#include "server/engine/page_map.h"
+
+namespace fp8kvd::engine {
+
+// Who owns what, and the order of a turn; what a part does is said in its header.
+class Engine::Parts {
+ public:
+  struct Setup {
+    config::EngineOptions options;
+    config::CacheOptions cache_options;
+    std::vector<ModelSetup> models;
+    uint64_t incarnation = 0;
+    kernels::Backend* backend = nullptr;
+    const Clock* clock = nullptr;
+  };
+
+  static absl::StatusOr<std::unique_ptr<Parts>> Make(Setup setup);
+  ~Parts() { FP8KVD_CHECK(admission_.places_used() == 0); }
+
+  absl::Status Submit(Request* request);
+  bool Step();
+  absl::Status Run();
+  void Drain();
+  EngineStats stats() const;
+  Staging& staging() { return *staging_; }
+  const Setup& setup() const { return setup_; }
+
+ private:
+  Parts(Setup setup, PageMap pages, std::unique_ptr<Staging> staging);
+  void MakeSteps(std::unique_ptr<cache::SeqStore> store);
+
+  bool Work();
+  bool MustGather(const Batcher::Pick& pick, TimeUs now) const;
+  bool LaunchDecode(const Batcher::Pick& pick, TimeUs now);
+  void LaunchSlice(AppendRequest* append, TimeUs now);
+  void RunControl(ControlRequest* request, TimeUs now);
+  void EndLate(Request* request, TimeUs now);
+  void Take(Launch& launch, TimeUs now);
+  void PoisonFreed();
+  bool Poll();
+  void Land(const Launch& launch, TimeUs now);
+  bool ExpireLeases(TimeUs now);
+  void CloseIfDrained(TimeUs now);
+  void Fail(const absl::Status& fault);
+  absl::Status FaultAnswer() const;
+  bool is_idle() const { return batcher_.empty() && launches_.empty(); }
+
+  const Setup setup_;
+  const PageMap pages_;
+  const std::unique_ptr<Staging> staging_;
+  Admission admission_;
+  Doorbell doorbell_;
+  FreedPages freed_;
+  Batcher batcher_;
+  Launches launches_;
+  EngineStats stats_;  // the engine thread's own; Answers publishes it
+  std::unique_ptr<cache::SeqStore> store_;
+  std::unique_ptr<AppendRows> append_rows_;
+  std::unique_ptr<DecodeStep> decode_step_;
+  std::unique_ptr<AppendStep> append_step_;
+  std::unique_ptr<ControlStep> control_step_;
+  std::unique_ptr<Answers> answers_;
+  std::unique_ptr<Intake> intake_;
+
+  std::vector<cache::SeqHandle> expired_;
+  double item_us_ = 0.0;  // what an item costs, a moving average
+  absl::Status fault_;
+  bool is_drained_ = false;
+};
+
+}  // namespace fp8kvd::engine

@@ -1,0 +1,38 @@
+// server/engine/launches.h: what was handed to the device and has not passed its fence, oldest
+// first. A fixed ring: no allocation once constructed. Threads: the engine's.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "server/engine/step_context.h"
+
+namespace fp8kvd::engine {
+
+class Launches {
+ public:
+  Launches(int32_t launches_max, int32_t rows_max) : ring_(launches_max) {
+    for (Launch& launch : ring_) launch.items.reserve(rows_max);
+  }
+
+  bool empty() const { return count_ == 0; }
+  bool is_full() const { return count_ == ring_.size(); }
+  int64_t count() const { return static_cast<int64_t>(count_); }
+
+  Launch& Free() { return At(count_); }  // not full: the place of the next launch, to be filled
+  void Push() { ++count_; }              // Free() was launched
+  Launch& Oldest() { return At(0); }     // not empty
+  void Pop() {
+    first_ = (first_ + 1) % ring_.size();
+    --count_;
+  }
+
+ private:
+  Launch& At(size_t i) { return ring_[(first_ + i) % ring_.size()]; }
+
+  std::vector<Launch> ring_;
+  size_t first_ = 0;
+  size_t count_ = 0;
+};
+
+}  // namespace fp8kvd::engine
