@@ -41,8 +41,10 @@ struct ModelType {
   int64_t pattern = 0;
   double query_pre_attn_scalar = 0;
   double softcap = 0;
+  int64_t vocab = 0;
   bool has_sinks = false;
-  bool gated = true;
+  bool gated = true;  // its MLP
+  bool tied = false;  // embedding and head
 };
 
 constexpr ModelType kModelTypes[] = {
@@ -56,7 +58,7 @@ constexpr ModelType kModelTypes[] = {
     {.name = "qwen2_moe", .windows = Windows::kQwen},
     {.name = "qwen3", .windows = Windows::kQwen, .head_dim = 128},
     {.name = "qwen3_moe", .windows = Windows::kQwen},
-    {.name = "gemma", .windows = Windows::kNone, .head_dim = 256},
+    {.name = "gemma", .windows = Windows::kNone, .head_dim = 256, .tied = true},
     {.name = "gemma2",
      .windows = Windows::kEven,
      .q_heads = 8,
@@ -64,7 +66,8 @@ constexpr ModelType kModelTypes[] = {
      .head_dim = 256,
      .window = 4096,
      .query_pre_attn_scalar = 256,
-     .softcap = 50},
+     .softcap = 50,
+     .tied = true},
     {.name = "gemma3_text",
      .windows = Windows::kAllButNth,
      .q_heads = 8,
@@ -72,8 +75,10 @@ constexpr ModelType kModelTypes[] = {
      .head_dim = 256,
      .window = 4096,
      .pattern = 6,
-     .query_pre_attn_scalar = 256},
-    {.name = "cohere2", .windows = Windows::kAllButNth, .window = 4096, .pattern = 4},
+     .query_pre_attn_scalar = 256,
+     .vocab = 262208,
+     .tied = true},
+    {.name = "cohere2", .windows = Windows::kAllButNth, .window = 4096, .pattern = 4, .tied = true},
     {.name = "gpt_oss",
      .windows = Windows::kEven,
      .q_heads = 64,
@@ -154,6 +159,17 @@ bool IsSet(const Tree& value) {
   return true;
 }
 
+absl::Status CheckLayerTypes(const Tree& config) {
+  const Tree* layer_types = config.Find("layer_types");
+  if (layer_types == nullptr) return absl::OkStatus();
+  for (const Tree& entry : layer_types->children) {
+    if (entry.text == "full_attention" || entry.text == "sliding_attention") continue;
+    return CannotRepresent(entry.text == "chunked_attention" ? kChunked : kLinear,
+                           absl::StrCat("layer_types: ", absl::CEscape(entry.text.substr(0, 40))));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckRepresentable(const Tree& config, const std::string& model_type) {
   for (const Refusal& refused : kRefusedTypes) {
     if (model_type == refused.key) {
@@ -171,7 +187,7 @@ absl::Status CheckRepresentable(const Tree& config, const std::string& model_typ
   const Tree* attention = config.Find("attn_config");  // as MPT nests it
   const Tree* alibi = attention == nullptr ? nullptr : attention->Find("alibi");
   if (alibi != nullptr && IsSet(*alibi)) return CannotRepresent(kAlibi, "attn_config.alibi");
-  return absl::OkStatus();
+  return CheckLayerTypes(config);
 }
 
 const ModelType& FindType(const std::string& model_type) {
@@ -181,7 +197,7 @@ const ModelType& FindType(const std::string& model_type) {
   return kUnknownType;
 }
 
-// From layer_types; the layers that they call sliding.
+// From layer_types, which CheckRepresentable has seen: the layers that they call sliding.
 absl::StatusOr<std::vector<bool>> SlidingFromTypes(const Tree& layer_types, int64_t layers) {
   if (static_cast<int64_t>(layer_types.children.size()) != layers) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -190,13 +206,7 @@ absl::StatusOr<std::vector<bool>> SlidingFromTypes(const Tree& layer_types, int6
   }
   std::vector<bool> sliding;
   for (const Tree& entry : layer_types.children) {
-    const bool slides = entry.text == "sliding_attention";
-    if (!slides && entry.text != "full_attention") {
-      const std::string key =
-          absl::StrCat("layer_types: ", absl::CEscape(entry.text.substr(0, 40)));
-      return CannotRepresent(entry.text == "chunked_attention" ? kChunked : kLinear, key);
-    }
-    sliding.push_back(slides);
+    sliding.push_back(entry.text == "sliding_attention");
   }
   return sliding;
 }
@@ -345,8 +355,11 @@ absl::StatusOr<HfModel> ImportHfConfig(absl::string_view text) {
   const HfDims dims = {.layers = model.shape.layers,
                        .q_heads = model.shape.q_heads,
                        .kv_heads = model.shape.kv_heads,
-                       .head_dim = model.shape.head_dim};
-  model.weights = ReadHfWeights(dims, type.gated, fields, root_fields);
+                       .head_dim = model.shape.head_dim,
+                       .vocab = type.vocab,
+                       .gated = type.gated,
+                       .tied = type.tied};
+  model.weights = ReadHfWeights(dims, fields, root_fields);
   for (const TreeFields* read : {&fields, &root_fields}) {
     if (!read->status().ok()) return read->status();
   }

@@ -19,21 +19,8 @@ struct ElementBytes {
   double expert = 2;  // experts
 };
 
-double DtypeBytes(const std::string& dtype) {
-  if (dtype == "float32") return 4;
-  if (dtype == "float8_e4m3fn") return 1;
-  return 2;  // bfloat16 and float16, and what a file without dtype is served in
-}
-
 ElementBytes ReadElementBytes(TreeFields& fields, TreeFields& root) {
-  std::string dtype;
-  for (TreeFields* object : {&fields, &root}) {
-    for (const absl::string_view name : {"dtype", "torch_dtype"}) {
-      if (dtype.empty()) dtype = object->Text(name);
-    }
-  }
   ElementBytes bytes;
-  bytes.plain = bytes.linear = bytes.expert = DtypeBytes(dtype);
   const Tree* quantized = root.Object("quantization_config");
   if (quantized == nullptr) quantized = fields.Object("quantization_config");
   if (quantized == nullptr) return bytes;
@@ -93,15 +80,15 @@ double HfWeights::TotalBytes() const {
          static_cast<double>(expert_layers) * static_cast<double>(experts) * expert_bytes;
 }
 
-HfWeights ReadHfWeights(const HfDims& dims, bool gated, TreeFields& fields, TreeFields& root) {
+HfWeights ReadHfWeights(const HfDims& dims, TreeFields& fields, TreeFields& root) {
   const ElementBytes bytes = ReadElementBytes(fields, root);
   const auto hidden = static_cast<double>(fields.Int({"hidden_size"}, 0, 1, kDimMax));
   const auto inter = static_cast<double>(fields.Int({"intermediate_size"}, 0, 0, kDimMax));
-  const auto vocab = static_cast<double>(fields.Int({"vocab_size"}, 0, 0, kDimMax));
+  const auto vocab = static_cast<double>(fields.Int({"vocab_size"}, dims.vocab, 0, kDimMax));
   const auto layers = static_cast<double>(dims.layers);
   const auto q_width = static_cast<double>(dims.q_heads * dims.head_dim);
   const auto kv_width = static_cast<double>(dims.kv_heads * dims.head_dim);
-  const double products = gated ? 3 : 2;  // of an MLP
+  const double products = dims.gated ? 3 : 2;  // of an MLP
 
   HfWeights weights;
   weights.experts =
@@ -126,7 +113,7 @@ HfWeights ReadHfWeights(const HfDims& dims, bool gated, TreeFields& fields, Tree
   weights.expert_bytes = products * hidden * expert_inter * bytes.expert;
   weights.head_bytes = hidden * vocab * bytes.plain;
   weights.embedding_bytes =
-      fields.Bool("tie_word_embeddings", root.Bool("tie_word_embeddings", false))
+      fields.Bool("tie_word_embeddings", root.Bool("tie_word_embeddings", dims.tied))
           ? 0
           : weights.head_bytes;
 

@@ -40,16 +40,19 @@ struct HfWeights {
   double TotalBytes() const;
 };
 
-// The dimensions that the shape has too, already checked.
+// What the shape has too, already checked, and what the model's type implies.
 struct HfDims {
   int64_t layers = 0;
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
+  int64_t vocab = 0;  // where the file names no vocab_size; 0: it must
+  bool gated = true;  // an MLP has gate, up and down, not only up and down
+  bool tied = false;  // where the file does not say tie_word_embeddings
 };
 
-// fields: of the language model. root: of the whole file, where quantisation and dtype may stand.
-// Errors are left in `fields`.
-HfWeights ReadHfWeights(const HfDims& dims, bool gated, TreeFields& fields, TreeFields& root);
+// fields: of the language model. root: of the whole file, where the quantisation may stand. Errors
+// are left in them.
+HfWeights ReadHfWeights(const HfDims& dims, TreeFields& fields, TreeFields& root);
 
 }  // namespace fp8kvd::config
