@@ -26,7 +26,15 @@ if(FP8KVD_HAVE_CUDA)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")  # unknown to CMake 3.25
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo")
-  find_package(CUDAToolkit REQUIRED)
+  # CMake's own FindCUDAToolkit wants a whole toolkit; nvcc and the runtime from PyPI are enough.
+  get_filename_component(root ${FP8KVD_NVCC} REALPATH)
+  get_filename_component(root ${root}/../.. ABSOLUTE)
+  find_library(FP8KVD_CUDART cudart_static HINTS ${root}/lib64 ${root}/lib REQUIRED)
+  add_library(CUDA::cudart_static UNKNOWN IMPORTED)
+  set_target_properties(CUDA::cudart_static PROPERTIES
+    IMPORTED_LOCATION ${FP8KVD_CUDART}
+    INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}"
+    INTERFACE_LINK_LIBRARIES "Threads::Threads;dl;rt")
   message(STATUS "CUDA backend: ${FP8KVD_NVCC}, architectures ${FP8KVD_CUDA_ARCHS}")
 else()
   message(STATUS "CUDA backend: not built (FP8KVD_CUDA=${FP8KVD_CUDA}, no nvcc in use): CPU only")

@@ -73,9 +73,9 @@ def main():
     if options.list:
         print("\n".join(sorted(test.full_name for test in tests)))
         return 0
-    for name in options.names:
-        if not any(matches(name, test) for test in tests):
-            results.append(report.Result(name, False, 0, 0, "no such test; see tests/run --list"))
+    if not results:  # else a name may be missing because its build is
+        results += [report.Result(name, False, 0, 0, "no such test; see tests/run --list")
+                    for name in options.names if not any(matches(name, test) for test in tests)]
     for build in chosen:
         results += run_build(build, options.names)
     return report.print_report(results, time.monotonic() - start)

@@ -82,9 +82,7 @@ def _fetch_cuda():
     if not (root / "bin" / "nvcc").exists():
         raise ToolchainError("the nvcc package of PyPI has no nvidia/cu13/bin/nvcc; "
                              "see CUDA_PACKAGES in tests/runner/toolchain.py")
-    # The packages are made for use from Python and leave out what CMake and nvcc look for.
-    (root / "lib64").symlink_to("lib")
-    (root / "lib" / "libcudart.so").symlink_to("libcudart.so.13")
+    (root / "lib64").symlink_to("lib")  # where nvcc looks for the runtime
     _probe(root)
     os.replace(root, CUDA)
     shutil.rmtree(staging)
