@@ -353,6 +353,11 @@ absl::Status SeqStore::CheckVisible(SeqIndex seq_index, int32_t layer, int64_t p
                                               layer, ": the layer's seq_len is ", seq_len,
                                               "; append the tokens first"));
   }
+  return CheckWindow(seq, place, layer, pos);
+}
+
+absl::Status SeqStore::CheckWindow(const Seq& seq, Place place, int32_t layer, int64_t pos) const {
+  const SeqGroup& group = seq.groups[static_cast<size_t>(place.group)];
   const int64_t key_min = std::max<int64_t>(0, pos - Shape(seq, place).window + 1);
   if (key_min < group.first_pos) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -361,6 +366,11 @@ absl::Status SeqStore::CheckVisible(SeqIndex seq_index, int32_t layer, int64_t p
         group.first_pos + Shape(seq, place).window - 1));
   }
   return absl::OkStatus();
+}
+
+absl::Status SeqStore::CheckPlanVisible(const AppendPlan& plan) const {
+  FP8KVD_CHECK(plan_open_ && plan.seq == plan_.seq);
+  return CheckWindow(At(plan_.seq), {plan_.group, plan_.group_layer}, plan_args_.layer, plan_.pos);
 }
 
 int32_t SeqStore::Model(SeqIndex seq) const { return At(seq).model; }

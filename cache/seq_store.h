@@ -128,6 +128,9 @@ class SeqStore {
   // message names the lowest position possible. INVALID_ARGUMENT: no such layer, q_len < 1, pos <
   // 0.
   absl::Status CheckVisible(SeqIndex seq, int32_t layer, int64_t pos, int32_t q_len) const;
+  // The same for queries at the tokens of the open plan, were it committed: after skip_to or
+  // Truncate the keys before them may be gone.
+  absl::Status CheckPlanVisible(const AppendPlan& plan) const;
 
   int32_t Model(SeqIndex seq) const;
   int64_t SeqLen(SeqIndex seq, int32_t layer) const;
@@ -186,6 +189,7 @@ class SeqStore {
   const Seq& At(SeqIndex seq) const;
   absl::Status CheckNew(int64_t expected_tokens, int64_t ttl_ms, size_t count) const;
   absl::Status CheckLayer(const Seq& seq, int32_t layer) const;
+  absl::Status CheckWindow(const Seq& seq, Place place, int32_t layer, int64_t pos) const;
   absl::Status CheckRoom(int32_t model, int32_t group, int64_t pages_needed) const;
   Place PlaceOf(const Seq& seq, int32_t layer) const;
   const BlockTable::Shape& Shape(const Seq& seq, Place place) const;

@@ -21,7 +21,7 @@ void AppendRows::Begin() {
   context_.freed.BeginLaunch();
 }
 
-absl::StatusOr<AppendRows::Outcome> AppendRows::Plan(cache::SeqIndex seq,
+absl::StatusOr<AppendRows::Outcome> AppendRows::Plan(Purpose purpose, cache::SeqIndex seq,
                                                      const cache::AppendArgs& args,
                                                      const uint16_t* k, const uint16_t* v) {
   absl::StatusOr<cache::AppendPlan> plan = context_.store.PlanAppend(seq, args);
@@ -29,6 +29,12 @@ absl::StatusOr<AppendRows::Outcome> AppendRows::Plan(cache::SeqIndex seq,
   if (plan->verdict == cache::AppendVerdict::kReplay) {
     ++context_.stats.replays_total;
     return Outcome::kReplay;
+  }
+  if (purpose == Purpose::kQuery) {
+    if (absl::Status status = context_.store.CheckPlanVisible(*plan); !status.ok()) {
+      context_.store.Abandon(*plan);
+      return status;
+    }
   }
   for (const cache::PlannedEdit& edit : plan->edits) {
     if (context_.freed.WasFreed(plan->model, plan->group, edit.page_id)) {

@@ -32,12 +32,18 @@ class AppendRows {
     kWait,     // needs a page that this launch may still read: goes into the next one
   };
 
+  enum class Purpose : uint8_t {
+    kStore,  // a bulk append
+    kQuery,  // a decode: queries at the same tokens follow, and must find every key that they see
+  };
+
   // A launch has rows_max rows and tokens_max tokens at most.
   AppendRows(const StepContext& context, int32_t rows_max, int64_t tokens_max);
 
   void Begin();
-  // k and v: the rows of args.n tokens. Errors are PlanAppend's, and leave everything as it was.
-  absl::StatusOr<Outcome> Plan(cache::SeqIndex seq, const cache::AppendArgs& args,
+  // k and v: the rows of args.n tokens. Errors are PlanAppend's and, with kQuery, CheckVisible's;
+  // they leave everything as it was. A replay is not checked for queries.
+  absl::StatusOr<Outcome> Plan(Purpose purpose, cache::SeqIndex seq, const cache::AppendArgs& args,
                                const uint16_t* k, const uint16_t* v);
   bool empty() const { return rows_.empty(); }
   // All rows are of one head_dim and precision. An error is a device fault.

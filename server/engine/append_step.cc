@@ -95,7 +95,7 @@ absl::StatusOr<AppendRows::Outcome> AppendStep::PlanPiece(const AppendRequest& r
   const int64_t offset =
       (int64_t{piece.layer_index} * request.n + piece.first) * group.kv_heads * group.head_dim;
   return appends_->Plan(
-      *seq,
+      AppendRows::Purpose::kStore, *seq,
       cache::AppendArgs{
           .layer = layer,
           .pos = request.pos + piece.first,

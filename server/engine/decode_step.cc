@@ -77,13 +77,12 @@ DecodeStep::Outcome DecodeStep::Prepare(const BatchItem& batch_item) {
     const int64_t offset = int64_t{item.row} * context_.models[request.model].geometry.head_dim *
                            context_.models[request.model].GroupOf(request.layer).kv_heads;
     const absl::StatusOr<AppendRows::Outcome> planned = appends_->Plan(
-        *seq,
+        AppendRows::Purpose::kQuery, *seq,
         cache::AppendArgs{
             .layer = request.layer, .pos = item.pos, .n = item.q_len, .digest = item.kv_digest},
         request.k + offset, request.v + offset);
     if (!planned.ok()) return fail(planned.status());
     if (*planned == AppendRows::Outcome::kWait) return Outcome::kWaits;
-    // Its queries see nothing that was reclaimed before: the window moves with the slowest layer.
     if (*planned == AppendRows::Outcome::kPlanned) return Outcome::kRuns;
   }
   if (absl::Status status = context_.store.CheckVisible(*seq, request.layer, item.pos, item.q_len);

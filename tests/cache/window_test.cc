@@ -182,5 +182,24 @@ TEST(WindowReservation, HoldsForForksThatShareTheirWindow) {
   }
 }
 
+TEST(Window, APlanWhoseQueriesWouldSeeSkippedTokensSaysSo) {
+  Store store(PageTokens(4).Window(8));
+  const SeqHandle seq = store.Create();
+  const SeqIndex index = store.At(seq);
+  const auto plan_at = [&](int64_t pos, int64_t skip_to) {
+    return *store->PlanAppend(index, {.layer = 0, .pos = pos, .n = 1, .skip_to = skip_to});
+  };
+  AppendPlan plan = plan_at(20, 20);
+  store->Commit(plan);
+  for (int64_t pos = 21; pos < 27; ++pos) store->Commit(plan_at(pos, 0));
+  plan = plan_at(27, 0);  // sees 20 .. 27
+  EXPECT_TRUE(store->CheckPlanVisible(plan).ok());
+  store->Abandon(plan);
+  ASSERT_TRUE(store->Truncate(index, 26).ok());
+  plan = plan_at(26, 0);  // sees 19 .. 26
+  EXPECT_EQ(store->CheckPlanVisible(plan).code(), StatusCode::kFailedPrecondition);
+  store->Abandon(plan);
+}
+
 }  // namespace
 }  // namespace fp8kvd::cache
