@@ -148,20 +148,14 @@ absl::StatusOr<double> Invocation::Number(const std::string& flag, double absent
   return number;
 }
 
-absl::StatusOr<client::Options> Invocation::ClientOptions() const {
+absl::StatusOr<std::unique_ptr<client::Client>> Invocation::Connect() const {
   client::Options options;
   options.target = Text("target", options.target);
+  if (options.target.empty()) return UsageError("--target is empty, wanted host:port");
   absl::StatusOr<int64_t> timeout_ms = Count("timeout_ms", options.timeout_ms, 1, kTimeoutMsMax);
   if (!timeout_ms.ok()) return timeout_ms.status();
   options.timeout_ms = *timeout_ms;
-  if (options.target.empty()) return UsageError("--target is empty, wanted host:port");
-  return options;
-}
-
-absl::StatusOr<std::unique_ptr<client::Client>> Invocation::Connect() const {
-  absl::StatusOr<client::Options> options = ClientOptions();
-  if (!options.ok()) return options.status();
-  return client::Client::Connect(*options);
+  return client::Client::Connect(options);
 }
 
 const std::vector<FlagSpec>& GlobalFlags() {

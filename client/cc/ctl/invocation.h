@@ -67,7 +67,6 @@ class Invocation {
 
   // A client for --target and --timeout_ms.
   absl::StatusOr<std::unique_ptr<client::Client>> Connect() const;
-  absl::StatusOr<client::Options> ClientOptions() const;
 
  private:
   std::map<std::string, std::string> flags_;

@@ -1,5 +1,6 @@
 #include "client/cc/ctl/replay.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -12,6 +13,7 @@
 namespace fp8kvd::ctl {
 namespace {
 
+constexpr size_t kChunkTokens = 256;
 constexpr float kSmScaleTolerance = 1e-6F;  // a configuration may write 1/sqrt(d) with few digits
 
 bool Fits(const client::ModelInfo& model, const client::LayerGroupInfo& group, const Capture& c) {
@@ -52,6 +54,27 @@ absl::Status DecodeSteps(client::Client& client, const Capture& c, const ReplayT
   return absl::OkStatus();
 }
 
+absl::Status AppendPrompt(client::Client& client, const Capture& c, const ReplayTarget& target,
+                          const client::Handle& handle) {
+  const auto prompt = static_cast<size_t>(c.positions[0]);
+  const auto kv_row = static_cast<size_t>(c.kv_row());
+  for (size_t pos = 0; pos < prompt; pos += kChunkTokens) {
+    const size_t n = std::min(kChunkTokens, prompt - pos);
+    for (const uint32_t layer : target.group_layers) {
+      absl::Status status =
+          client.Append({.model = target.model,
+                         .handle = handle,
+                         .layer = layer,
+                         .pos = pos,
+                         .n = n,
+                         .k = absl::MakeConstSpan(c.k).subspan(pos * kv_row, n * kv_row),
+                         .v = absl::MakeConstSpan(c.v).subspan(pos * kv_row, n * kv_row)});
+      if (!status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<uint64_t> CacheBytes(client::Client& client, const client::Handle& handle) {
   absl::StatusOr<client::StatReply> stat = client.StatSequences({&handle, 1});
   if (!stat.ok()) return stat.status();
@@ -75,7 +98,11 @@ absl::StatusOr<std::vector<ReplayTarget>> FindTargets(const client::ServerInfo& 
       const bool wanted =
           precision == client::Precision::kUnspecified || precision == group.precision;
       if (have || !wanted || !Fits(candidate, group, capture)) continue;
-      targets.push_back({candidate.name, group.layers[0], group.precision});
+      const auto captured =
+          std::find(group.layers.begin(), group.layers.end(), static_cast<uint32_t>(capture.layer));
+      targets.push_back({candidate.name,
+                         captured == group.layers.end() ? group.layers[0] : *captured,
+                         group.precision, group.layers});
     }
   }
   if (targets.empty()) {
@@ -96,14 +123,7 @@ absl::StatusOr<ReplayResult> Replay(client::Client& client, const Capture& captu
   if (!created.ok()) return created.status();
   if (created->size() != 1) return absl::InternalError("creating one sequence gave none");
   client::Sequence& sequence = created->front();
-  const auto prompt = static_cast<size_t>(capture.positions[0]);
-  const size_t prompt_elements = prompt * static_cast<size_t>(capture.kv_row());
-  absl::Status status = client.Append({.model = target.model,
-                                       .handle = sequence.handle(),
-                                       .layer = target.layer,
-                                       .n = prompt,
-                                       .k = absl::MakeConstSpan(capture.k).first(prompt_elements),
-                                       .v = absl::MakeConstSpan(capture.v).first(prompt_elements)});
+  absl::Status status = AppendPrompt(client, capture, target, sequence.handle());
   if (!status.ok()) return status;
   ReplayResult result;
   for (int64_t round = 0; round < rounds; ++round) {

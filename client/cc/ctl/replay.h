@@ -21,8 +21,9 @@ inline constexpr double kFp8ErrorTolerance = 0.02;
 // A configured model that can serve a capture: the same shape, and a layer of the same window.
 struct ReplayTarget {
   std::string model;
-  uint32_t layer = 0;
+  uint32_t layer = 0;  // the captured one where the model has it, else the first that fits
   client::Precision precision = client::Precision::kUnspecified;
+  std::vector<uint32_t> group_layers = {};  // those that share its pages
 };
 
 // All that fit, of one model (empty: of every model) and precision (kUnspecified: any), one for
@@ -33,14 +34,16 @@ absl::StatusOr<std::vector<ReplayTarget>> FindTargets(const client::ServerInfo& 
                                                       client::Precision precision);
 
 struct ReplayResult {
-  double rel_l2 = 0;            // of the decoded steps against the captured output
-  uint64_t cache_bytes = 0;     // of the sequence's pages once all tokens are in
+  double rel_l2 = 0;  // of the decoded steps against the captured output
+  // Of the sequence's pages once all tokens are in: every layer of the group.
+  uint64_t cache_bytes = 0;
   std::vector<double> call_ms;  // one decode call each
 };
 
-// Creates a sequence, appends all but the decoded steps in chunks, decodes those one by one, then
-// `rounds` - 1 times more without appending (for the latencies), frees. Every round's output
-// counts.
+// Creates a sequence, appends all but the decoded steps in chunks, to every layer of the group (the
+// pages hold them all, and a window lets none run far ahead), decodes those steps one by one in the
+// target's layer, then `rounds` - 1 times more without appending (for the latencies), frees. The
+// worst round's output counts.
 absl::StatusOr<ReplayResult> Replay(client::Client& client, const Capture& capture,
                                     const ReplayTarget& target, int64_t rounds);
 

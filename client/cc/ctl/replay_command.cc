@@ -13,8 +13,6 @@ namespace fp8kvd::ctl {
 namespace {
 
 constexpr int64_t kRoundsMax = 10'000;
-// Small, so that even a capture of 1.5 MB goes in several chunks.
-constexpr int64_t kChunkBytes = int64_t{256} << 10;
 
 struct Line {
   std::string file;
@@ -96,20 +94,22 @@ std::string ReplayJson(const std::vector<Line>& lines, bool held) {
     json.Key("rel_l2").Number(line.rel_l2).Key("rel_l2_min").Number(line.allowed.min);
     json.Key("rel_l2_max").Number(line.allowed.max).Key("held").Bool(line.held());
     json.Key("cache_bytes").Count(line.cache_bytes);
+    json.Key("cache_layers").Count(line.target.group_layers.size());
     json.Key("p50_ms").Number(line.p50_ms).Key("p99_ms").Number(line.p99_ms).EndObject();
   }
   return json.EndArray().EndObject().str();
 }
 
 void PrintTable(const std::vector<Line>& lines, std::ostream& out) {
-  Table table({"capture", "tokens", "precision", "rel. L2", "allowed", "held", "cache", "p50 ms",
-               "p99 ms"});
+  Table table({"capture", "tokens", "precision", "rel. L2", "allowed", "held", "cache", "layers",
+               "p50 ms", "p99 ms"});
   for (const Line& line : lines) {
     table.Add({Printable(line.file), absl::StrCat(line.tokens),
                PrecisionName(line.target.precision), Fixed(line.rel_l2, 6),
                absl::StrCat(Fixed(line.allowed.min, 4), " to ", Fixed(line.allowed.max, 4)),
                line.held() ? "yes" : "NO", HumanBytes(static_cast<double>(line.cache_bytes)),
-               Fixed(line.p50_ms, 2), Fixed(line.p99_ms, 2)});
+               absl::StrCat(line.target.group_layers.size()), Fixed(line.p50_ms, 2),
+               Fixed(line.p99_ms, 2)});
   }
   table.Print(out);
 }
@@ -121,10 +121,7 @@ absl::Status RunReplay(const Invocation& invocation) {
   absl::StatusOr<int64_t> rounds = invocation.Count("rounds", 4, 1, kRoundsMax);
   if (!rounds.ok()) return rounds.status();
   if (absl::Status s = ChosenPrecision(invocation).status(); !s.ok()) return s;
-  absl::StatusOr<client::Options> options = invocation.ClientOptions();
-  if (!options.ok()) return options.status();
-  options->append_chunk_bytes = kChunkBytes;
-  absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Connect(*options);
+  absl::StatusOr<std::unique_ptr<client::Client>> client = invocation.Connect();
   if (!client.ok()) return client.status();
   absl::StatusOr<client::ServerInfo> info = (*client)->GetServerInfo();
   if (!info.ok()) return info.status();
