@@ -41,7 +41,8 @@ absl::Status Run(const Command& command, const std::vector<std::string>& words, 
 }  // namespace
 
 std::vector<const Command*> Commands() {
-  return {&InfoCommand(), &StatCommand(), &ReplayCommand(), &BenchCommand(), &FreeCommand()};
+  return {&InfoCommand(),   &PlanCommand(),  &StatCommand(),
+          &ReplayCommand(), &BenchCommand(), &FreeCommand()};
 }
 
 int RunCommandLine(const std::vector<std::string>& words, std::ostream& out, std::ostream& err) {

@@ -11,6 +11,7 @@
 namespace fp8kvd::ctl {
 
 const Command& InfoCommand();
+const Command& PlanCommand();
 const Command& StatCommand();
 const Command& FreeCommand();
 const Command& ReplayCommand();

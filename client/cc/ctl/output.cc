@@ -43,14 +43,14 @@ void Table::Print(std::ostream& out) const {
     widths.resize(std::max(widths.size(), row.size()));
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
   }
-  for (size_t line = 0; line < rows_.size(); ++line) {
+  // A column whose first value is a number stands to the right, its head too.
+  const std::vector<std::string>& sample = rows_[std::min<size_t>(1, rows_.size() - 1)];
+  for (const auto& row : rows_) {
     std::string text;
-    for (size_t i = 0; i < rows_[line].size(); ++i) {
-      const std::string& cell = rows_[line][i];
-      const std::string pad(widths[i] - Width(cell), ' ');
-      // The head of a column of numbers stands over them.
-      const bool right = IsNumber(line > 0 || rows_.size() == 1 ? cell : rows_[1][i]);
-      absl::StrAppend(&text, i == 0 ? "" : "  ", right ? pad : "", cell, right ? "" : pad);
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string pad(widths[i] - Width(row[i]), ' ');
+      const bool right = i < sample.size() && IsNumber(sample[i]);
+      absl::StrAppend(&text, i == 0 ? "" : "  ", right ? pad : "", row[i], right ? "" : pad);
     }
     out << text.substr(0, text.find_last_not_of(' ') + 1) << '\n';
   }
