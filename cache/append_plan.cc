@@ -170,12 +170,8 @@ absl::Span<const PlannedEdit> SeqStore::pages_planned() const {
 
 void SeqStore::Abandon(const AppendPlan& plan) {
   FP8KVD_CHECK(plan_open_ && plan.seq == plan_.seq);
-  PagePool& pool = MutablePool(plan_.model, plan_.group);
-  // Last taken, first returned: the pool then hands out the same ids again.
-  while (page_ids_.size() > pages_recycled_) {
-    pool.DropOwner(page_ids_.back());
-    page_ids_.pop_back();
-  }
+  MutablePool(plan_.model, plan_.group)
+      .Unalloc(absl::MakeConstSpan(page_ids_).subspan(pages_recycled_));
   plan_open_ = false;
 }
 

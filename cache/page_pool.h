@@ -1,8 +1,9 @@
 // cache/page_pool.h: hands out page ids, counts how many block tables own each, and keeps the
 // arithmetic of reservations.
 //
-// Promises: Alloc gives every page asked for, or none. Same calls, same ids. Between two calls,
-//   pages_free() + pages_used() == pages_total().
+// Promises: Alloc gives every page asked for, or none. Same calls, same ids; the page that has been
+//   free longest goes out first, so that one launch seldom takes what it gave back itself. Between
+//   two calls, pages_free() + pages_used() == pages_total().
 // Reservations. A block table claims the page numbers that its sequence may still write. A claim
 //   needs a page that nobody else keeps: claims on page numbers without a page need one each; a
 //   page that k of its owners claim needs k - 1 copies if all owners claim it (the last one keeps
@@ -35,8 +36,10 @@ class PagePool {
   explicit PagePool(int64_t pages_total, std::function<void(PageId)> on_page_freed = nullptr);
 
   absl::Status Alloc(absl::Span<PageId> page_ids);  // one owner each, no claim
-  void AddOwner(PageId page_id);                    // page_id is used
-  bool DropOwner(PageId page_id);                   // true: that was the last, the page is free
+  // Undoes the latest Alloc: same pages, still with one owner each.
+  void Unalloc(absl::Span<const PageId> page_ids);
+  void AddOwner(PageId page_id);   // page_id is used
+  bool DropOwner(PageId page_id);  // true: that was the last, the page is free
 
   // One of the page's owners claims it, or gives the claim up.
   void AddClaim(PageId page_id);
@@ -48,7 +51,7 @@ class PagePool {
   uint32_t owners(PageId page_id) const { return pages_[Index(page_id)].owners; }
   uint32_t claims(PageId page_id) const { return pages_[Index(page_id)].claims; }
   int64_t pages_total() const { return static_cast<int64_t>(pages_.size()); }
-  int64_t pages_free() const { return static_cast<int64_t>(free_.size()); }
+  int64_t pages_free() const { return pages_free_; }
   int64_t pages_used() const { return pages_total() - pages_free(); }
   int64_t pages_reserved() const { return claims_total_ - pages_covered_; }
   int64_t pages_unreserved() const { return pages_free() - pages_reserved(); }
@@ -63,7 +66,9 @@ class PagePool {
   void Change(PageId page_id, int32_t owners, int32_t claims);
 
   std::vector<Page> pages_;
-  std::vector<PageId> free_;  // a stack: the page freed last goes out first
+  std::vector<PageId> free_;  // a ring of pages_free_ ids from free_begin_ on
+  size_t free_begin_ = 0;
+  int64_t pages_free_ = 0;
   int64_t claims_total_ = 0;
   int64_t pages_covered_ = 0;  // pages with covered()
   std::function<void(PageId)> on_page_freed_;

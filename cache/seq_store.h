@@ -110,8 +110,9 @@ class SeqStore {
   int32_t Expire(int64_t now_ms, absl::Span<SeqHandle> handles);
 
   // What an append needs and what it is answered (append_plan.h). A plan of kCommit is open: queue
-  // its work, then Commit; or Abandon it before any of its work is queued (skip_to may reuse pages
-  // of the sequence itself), which leaves everything as it was. Errors beside JudgeAppend's:
+  // its work, then Commit; or Abandon it before any of its work is queued, which leaves everything
+  // as it was. With skip_to, edits may name pages that the sequence itself gives up: no query of
+  // the same launch may read them. Errors beside JudgeAppend's:
   //   NOT_FOUND            the sequence has been freed and is only held
   //   INVALID_ARGUMENT     no such layer, beyond seq_len_max, skip_to on a layer without a window
   //   FAILED_PRECONDITION  more than window + slack ahead of the slowest layer of the group, which

@@ -28,6 +28,22 @@ TEST(PagePool, SameCallsGiveTheSameIds) {
   EXPECT_EQ(Alloc(a, 4), Alloc(b, 4));
 }
 
+TEST(PagePool, ThePageFreeLongestGoesOutFirst) {
+  PagePool pool(4);
+  const std::vector<PageId> page_ids = Alloc(pool, 2);
+  pool.DropOwner(page_ids[0]);
+  EXPECT_EQ(Alloc(pool, 3), (std::vector<PageId>{PageId{2}, PageId{3}, page_ids[0]}));
+}
+
+TEST(PagePool, UnallocGivesTheSameIdsOutAgain) {
+  PagePool pool(4);
+  pool.DropOwner(Alloc(pool, 2)[1]);
+  const std::vector<PageId> page_ids = Alloc(pool, 2);
+  pool.Unalloc(page_ids);
+  EXPECT_EQ(pool.pages_free(), 3);
+  EXPECT_EQ(Alloc(pool, 2), page_ids);
+}
+
 TEST(PagePool, APageIsFreeOnlyWhenItsLastOwnerDropsIt) {
   PagePool pool(2);
   const PageId page_id = Alloc(pool, 1)[0];
