@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <set>
@@ -189,15 +190,19 @@ std::string FolderOf(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::string> ReadFileBounded(const std::string& path, int64_t bytes_max) {
+  const auto unreadable = [&](const std::string& why) {
+    return absl::NotFoundError(absl::StrCat(absl::CEscape(path), ": cannot be read (", why,
+                                            "); check the path and its permissions"));
+  };
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) {  // a pipe could keep us waiting
+    return unreadable(error ? error.message() : "not a regular file");
+  }
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string bytes(bytes_max + 1, '\0');
   file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  if (!file.is_open() || file.bad()) {
-    return absl::NotFoundError(absl::StrCat(absl::CEscape(path), ": cannot be read (",
-                                            std::generic_category().message(errno),
-                                            "); check the path and its permissions"));
-  }
+  if (!file.is_open() || file.bad()) return unreadable(std::generic_category().message(errno));
   bytes.resize(file.gcount());
   if (static_cast<int64_t>(bytes.size()) > bytes_max) {
     return Invalid(absl::StrCat(absl::CEscape(path), ": larger than the ", bytes_max,

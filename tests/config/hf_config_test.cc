@@ -279,9 +279,9 @@ TEST(HfConfig, AnErrorNamesModelFileAndLine) {
               StartsWith("model \"m\": hf_shapes.txt:1: expected a value"));
 }
 
-// At batch 32 x 8192 tokens: Llama reads 131,072 bytes a token beside 15,009,316,864 bytes of weights
-// and 32 x 4,721,152 of activations; Gemma 3 27B reads 8,192 bytes a token and layer, in 10 layers all
-// tokens and in 52 the latest 1,024.
+// At batch 32 x 8192 tokens: Llama reads 131,072 bytes a token beside 15,009,316,864 bytes of
+// weights and 32 x 4,721,152 of activations; Gemma 3 27B reads 8,192 bytes a token and layer, in 10
+// layers all tokens and in 52 the latest 1,024.
 TEST(HfConfig, TheShareOfRealModelsIsTheOneWorkedByHand) {
   const auto llama = ImportFile("llama_3_1_8b");
   ASSERT_TRUE(llama.ok());

@@ -386,14 +386,16 @@ TEST_F(LoadFile, AFileThatCannotBeReadSaysWhy) {
   const auto missing = FromPath(::testing::TempDir() + "fp8kvd_no_such_file.json");
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(missing.status().message()), HasSubstr("No such file"));
-  EXPECT_EQ(ReadFileBounded("/", 100).status().code(), absl::StatusCode::kNotFound);
+  for (const char* no_file : {"/", "/dev/zero"}) {
+    EXPECT_THAT(std::string(ReadFileBounded(no_file, 100).status().message()),
+                HasSubstr("cannot be read (not a regular file)"));
+  }
 }
 
 TEST_F(LoadFile, AFileIsReadNoFurtherThanItsBound) {
   EXPECT_EQ(*ReadFileBounded(Written("b", "12345"), 5), "12345");
   EXPECT_EQ(ReadFileBounded(Written("c", "123456"), 5).status().code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(ReadFileBounded("/dev/zero", 1000).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(LoadFile, TheExampleLoadsAndHasEveryModelOfTheQuickStart) {
