@@ -33,7 +33,6 @@ enum class Windows : uint8_t {
 // 0: no default.
 struct ModelType {
   const char* name;
-  Windows windows = Windows::kUnknown;
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
@@ -42,6 +41,7 @@ struct ModelType {
   double query_pre_attn_scalar = 0;
   double softcap = 0;
   int64_t vocab = 0;
+  Windows windows = Windows::kUnknown;
   bool has_sinks = false;
   bool gated = true;  // its MLP
   bool tied = false;  // embedding and head
@@ -49,27 +49,26 @@ struct ModelType {
 
 constexpr ModelType kModelTypes[] = {
     {.name = "llama", .windows = Windows::kNone},
-    {.name = "mistral", .windows = Windows::kAll, .kv_heads = 8},
-    {.name = "mixtral", .windows = Windows::kAll, .kv_heads = 8},
+    {.name = "mistral", .kv_heads = 8, .windows = Windows::kAll},
+    {.name = "mixtral", .kv_heads = 8, .windows = Windows::kAll},
     {.name = "phi3", .windows = Windows::kAll},
     {.name = "starcoder2", .windows = Windows::kAll, .gated = false},
     {.name = "phi", .windows = Windows::kNone, .gated = false},
     {.name = "qwen2", .windows = Windows::kQwen},
     {.name = "qwen2_moe", .windows = Windows::kQwen},
-    {.name = "qwen3", .windows = Windows::kQwen, .head_dim = 128},
+    {.name = "qwen3", .head_dim = 128, .windows = Windows::kQwen},
     {.name = "qwen3_moe", .windows = Windows::kQwen},
-    {.name = "gemma", .windows = Windows::kNone, .head_dim = 256, .tied = true},
+    {.name = "gemma", .head_dim = 256, .windows = Windows::kNone, .tied = true},
     {.name = "gemma2",
-     .windows = Windows::kEven,
      .q_heads = 8,
      .kv_heads = 4,
      .head_dim = 256,
      .window = 4096,
      .query_pre_attn_scalar = 256,
      .softcap = 50,
+     .windows = Windows::kEven,
      .tied = true},
     {.name = "gemma3_text",
-     .windows = Windows::kAllButNth,
      .q_heads = 8,
      .kv_heads = 4,
      .head_dim = 256,
@@ -77,14 +76,15 @@ constexpr ModelType kModelTypes[] = {
      .pattern = 6,
      .query_pre_attn_scalar = 256,
      .vocab = 262208,
+     .windows = Windows::kAllButNth,
      .tied = true},
-    {.name = "cohere2", .windows = Windows::kAllButNth, .window = 4096, .pattern = 4, .tied = true},
+    {.name = "cohere2", .window = 4096, .pattern = 4, .windows = Windows::kAllButNth, .tied = true},
     {.name = "gpt_oss",
-     .windows = Windows::kEven,
      .q_heads = 64,
      .kv_heads = 8,
      .head_dim = 64,
      .window = 128,
+     .windows = Windows::kEven,
      .has_sinks = true},
 };
 constexpr ModelType kUnknownType = {.name = ""};
@@ -277,7 +277,13 @@ absl::Status ReadWindows(const ModelType& type, TreeFields& fields, ModelOptions
     }
     sliding = SlidingFromRule(type, shape->layers, fields);
   }
+  const bool slides = std::find(sliding.begin(), sliding.end(), true) != sliding.end();
   if (window > 0) PutWindows(sliding, window, shape);
+  if (window == 0 && slides && fields.Has("layer_types")) {
+    return absl::InvalidArgumentError(
+        "\"layer_types\" names sliding layers, and \"sliding_window\" does not say how many tokens "
+        "they see; add it");
+  }
   return fields.status();
 }
 

@@ -45,6 +45,7 @@ class FirstError : public google::protobuf::io::ErrorCollector {
         google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(parts[1]);
     if (type == nullptr) return message;
     std::vector<std::string> known;
+    known.reserve(type->field_count());
     for (int i = 0; i < type->field_count(); ++i) known.push_back(type->field(i)->name());
     return absl::StrCat("unknown key ", parts[3], Suggestion(parts[3], known));
   }
