@@ -16,6 +16,7 @@ class Result:
     budget_s: float
     why: str = ""  # of a failure
     skipped: tuple = ()  # cases inside it that did not run here
+    skipped_whole: bool = False  # it says itself that it cannot run here; neither passed nor failed
 
 
 def results_from_junit(path, tests):
@@ -35,6 +36,9 @@ def _result(test, case):
     seconds = float(case.get("time", 0))
     output = case.findtext("system-out", "")
     why = ""
+    if case.find("skipped") is not None and "SKIP" in case.find("skipped").get("message", ""):
+        said = output.strip().split("\n")[-1]
+        return Result(test.full_name, True, seconds, test.budget_s, said, skipped_whole=True)
     if case.get("status") != "run":
         failure = case.find("failure")
         message = failure.get("message", "") if failure is not None else case.get("status")
@@ -58,10 +62,13 @@ def print_report(results, total_seconds):
         shown = ", ".join(result.skipped[:SKIPPED_SHOWN_PER_TEST])
         more = len(result.skipped) - SKIPPED_SHOWN_PER_TEST
         print(f"skipped inside {result.name}: {shown}" + (f" and {more} more" if more > 0 else ""))
-    failed = [result for result in results if not result.passed]
+    for result in (r for r in results if r.skipped_whole):
+        print(f"SKIPPED {result.name}: {result.why}")
+    counted = [result for result in results if not result.skipped_whole]
+    failed = [result for result in counted if not result.passed]
     for result in failed:
         print(f"FAILED {result.name}: {result.why}")
-    if not results:
+    if not counted:
         print("no test ran")
-    print(f"{len(results) - len(failed)} passed, {len(failed)} failed", flush=True)
-    return 1 if failed or not results else 0
+    print(f"{len(counted) - len(failed)} passed, {len(failed)} failed", flush=True)
+    return 1 if failed or not counted else 0

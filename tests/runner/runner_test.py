@@ -61,6 +61,17 @@ class Results(unittest.TestCase):
         self.assertEqual(result_of(case(inside=output)).skipped, ("Simd.Avx512",))
 
 
+    def test_one_that_says_it_cannot_run_here_is_neither_passed_nor_failed(self):
+        result = result_of(case("notrun", inside='<skipped message="SKIP_RETURN_CODE=77"/>'
+                                '<system-out>skipped: needs a tool</system-out>'))
+        code, lines = closing([result])
+        self.assertEqual((code, lines[-1]), (1, "0 passed, 0 failed"))
+        self.assertIn("SKIPPED release/cache_test: skipped: needs a tool", lines)
+
+    def test_one_whose_binary_is_missing_failed(self):
+        self.assertFalse(result_of(case("notrun", inside='<skipped message="Not Run"/>')).passed)
+
+
 class Closing(unittest.TestCase):
     PASSED = report.Result("release/a", True, 1, 5)
     FAILED = report.Result("release/b", False, 1, 5, "reason")

@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import sys
 
+import llvm
 from tree import CXX, Tree
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -11,8 +12,8 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 def main():
     files = Tree.of_repository(REPOSITORY).with_suffix(*CXX, ".proto")
-    done = subprocess.run(["clang-format", "--dry-run", "-Werror", *files], cwd=REPOSITORY,
-                          check=False)
+    command = [llvm.tool("clang-format"), "--dry-run", "-Werror", *files]
+    done = subprocess.run(command, cwd=REPOSITORY, check=False)
     print(f"{len(files)} files; clang-format -i FILE mends one")
     return 1 if done.returncode or not files else 0
 

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 
+import llvm
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 FILE_SECONDS_MAX = 180
 
@@ -41,14 +43,14 @@ def fingerprint(path, entry):
     return digest.hexdigest()
 
 
-def check(path, entry, build, clean):
+def check(path, entry, build, clean, clang_tidy):
     """True when clang-tidy finds nothing in one source."""
     key = fingerprint(path, entry)
     stamp = clean / key
     if stamp.exists():
         return True
     start = time.monotonic()
-    done = subprocess.run(["clang-tidy", "-p", build, "--quiet", path], check=False,
+    done = subprocess.run([clang_tidy, "-p", build, "--quiet", path], check=False,
                           capture_output=True, text=True, timeout=FILE_SECONDS_MAX)
     word = "clean" if done.returncode == 0 else "FINDINGS"
     print(f"{time.monotonic() - start:6.1f} s  {path.relative_to(REPOSITORY)}: {word}", flush=True)
@@ -64,7 +66,8 @@ def main():
     clean = build / "clang_tidy_clean"
     clean.mkdir(exist_ok=True)
     excepted = sys.argv[2] == "--except"
-    results = [check(path, entry, build, clean)
+    clang_tidy = llvm.tool("clang-tidy")
+    results = [check(path, entry, build, clean, clang_tidy)
                for path, entry in sources(build, sys.argv[2 + excepted:], excepted)]
     print(f"{len(results)} sources, {results.count(False)} with findings")
     return 0 if all(results) else 1

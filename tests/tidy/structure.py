@@ -2,9 +2,9 @@
 
 import pathlib
 import re
-import subprocess
+import sys
 
-from tree import CXX, folder_of
+from tree import CXX, folder_of, git
 
 SUBJECT_CHARS_MAX = 72
 
@@ -99,17 +99,12 @@ def _allowed(path, layer, edge, header, allowed):
     return False
 
 
-def _git(tree, *arguments):
-    return subprocess.run(["git", *arguments], cwd=tree.root, check=True, capture_output=True,
-                          text=True).stdout
-
-
 def subject(tree):
     """Of the commits since this rule stands; in a fixture, of the lines of subjects.txt."""
     if (tree.root / ".git").exists():
-        since = _git(tree, "log", "--diff-filter=A", "--format=%H", "--", __file__).split()
-        log = _git(tree, "log", "--no-merges", "--format=%h %s", "--abbrev=10",
-                   *(["HEAD", f"^{since[-1]}"] if since else ["-1"]))
+        since = git(tree.root, "log", "--diff-filter=A", "--format=%H", "--", __file__).split()
+        log = git(tree.root, "log", "--no-merges", "--format=%h %s", "--abbrev=10",
+                  *(["HEAD", f"^{since[-1]}"] if since else ["-1"]))
     else:
         log = tree.text("subjects.txt") if "subjects.txt" in tree.paths else ""
     for line in log.splitlines():
@@ -122,7 +117,6 @@ def subject(tree):
 
 def python_only(tree):
     """tests/tidy and tests/runner import nothing that Python does not bring along."""
-    import sys
     for path in tree.with_suffix(".py"):
         if not path.startswith(("tests/tidy/", "tests/runner/")):
             continue

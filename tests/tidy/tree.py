@@ -17,6 +17,12 @@ _HIDDEN = re.compile(
 _INCLUDE = re.compile(r"^\s*#\s*include\b")
 
 
+def git(root, *arguments):
+    """What git prints, also where another user owns the checkout."""
+    return subprocess.run(["git", "-c", "safe.directory=*", *arguments], cwd=root, check=True,
+                          capture_output=True, text=True).stdout
+
+
 class Tree:
     """A folder of sources: paths are relative to it, with forward slashes."""
 
@@ -27,8 +33,7 @@ class Tree:
 
     @classmethod
     def of_repository(cls, root):
-        listing = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=root,
-                                 check=True, capture_output=True, text=True).stdout
+        listing = git(root, "ls-files", "-z", "-co", "--exclude-standard")
         paths = {path for path in listing.split("\0") if path and not path.startswith(FIXTURES)}
         return cls(root, [path for path in paths if (pathlib.Path(root) / path).is_file()])
 
