@@ -1,0 +1,36 @@
+// server/translate/catalog.h: the daemon as a request meets it: its models and what one message may
+// ask for. Built once at start (server/daemon.cc), read by every thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/base/geometry.h"
+#include "config/base/limits.h"
+
+namespace fp8kvd::translate {
+
+struct CatalogModel {
+  ModelGeometry geometry;
+  std::string precision_reason;
+  std::vector<int64_t> group_page_bytes;  // [groups] on the device in use
+  // Tokens of a layer that one slice of an append takes (engine::AppendSliceTokens).
+  int32_t slice_tokens = 1;
+};
+
+struct Catalog {
+  std::vector<CatalogModel> models;  // indexed as the engine's
+  std::string version;
+  uint64_t incarnation = 0;
+  std::string device_kind;
+  std::string device_name;
+  int64_t message_bytes_max = kMessageBytesMax;
+  int64_t slot_bytes_max = 0;  // of one message's tensors with its reply's
+  int64_t seqs_max = 0;
+  int64_t seq_len_max = kSeqLenMax;
+  int64_t lease_ttl_ms = 0;  // of who asks for none
+  int64_t lease_ttl_ms_max = 0;
+};
+
+}  // namespace fp8kvd::translate

@@ -1,0 +1,29 @@
+// server/translate/replies.h: the answer to a message with tensors as bytes for gRPC. out and lse
+// go from the staging slot into the message's one slice by one copy; then the slot is free.
+//
+// Threads: pure functions. Cost: one allocation of the message's size.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "grpcpp/support/byte_buffer.h"
+
+#include "fp8kvd/v1/kv.pb.h"
+#include "server/translate/requests.h"
+
+namespace fp8kvd::translate {
+
+// The message's request was answered with an OK status. Rows of failed items are zero in out and
+// lse, whatever the slot holds there.
+grpc::ByteBuffer DecodeReply(const DecodeMessage& message);
+
+// A stream's message that failed as a whole.
+grpc::ByteBuffer DecodeErrorReply(uint64_t request_id, const absl::Status& status,
+                                  int32_t retry_after_ms);
+
+// Any message as gRPC sends it, and back: false where the bytes are none of it.
+grpc::ByteBuffer Serialize(const google::protobuf::Message& message);
+bool Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message* message);
+
+}  // namespace fp8kvd::translate

@@ -1,0 +1,379 @@
+#include "server/translate/requests.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+#include "server/translate/rows.h"
+
+namespace fp8kvd::translate {
+namespace {
+
+constexpr int64_t kAlignBytes = 256;  // of each tensor in a slot
+constexpr int64_t kBf16Bytes = 2;
+
+int64_t Aligned(int64_t bytes) { return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes; }
+
+template <typename... Parts>
+absl::Status Invalid(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+absl::Status CheckLayer(const CatalogModel& model, uint32_t layer) {
+  const ModelGeometry& geometry = model.geometry;
+  if (layer < static_cast<uint32_t>(geometry.layers)) return absl::OkStatus();
+  return Invalid("layer is ", layer, ", model \"", geometry.name, "\" has layers 0 to ",
+                 geometry.layers - 1, "; send one of those");
+}
+
+// Two tensors of one size that come together.
+absl::Status CheckKv(int64_t k_size, int64_t v_size, int64_t wanted, absl::string_view shape) {
+  for (const auto& [name, size] : {std::pair("k", k_size), std::pair("v", v_size)}) {
+    if (size != wanted) {
+      return Invalid(name, " holds ", size, " bytes, this request wants ", wanted, " (", shape,
+                     "); send k and v in bf16, all KV heads");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BadValue(absl::string_view name, const BadElement& bad, int64_t row_elements,
+                      int32_t head_dim) {
+  const int64_t in_row = bad.index % row_elements;
+  return Invalid(name, "[", bad.index / row_elements, ", ", in_row / head_dim, ", ",
+                 in_row % head_dim, "] is ", bad.text,
+                 ", values must be finite and below 2^28 in size; find where the model makes it");
+}
+
+}  // namespace
+
+absl::StatusOr<int32_t> FindModel(const Catalog& catalog, absl::string_view name,
+                                  int64_t name_size) {
+  const int32_t count = static_cast<int32_t>(catalog.models.size());
+  if (name_size == 0 && count == 1) return 0;
+  std::string known;
+  for (int32_t i = 0; i < count; ++i) {
+    const std::string& configured = catalog.models[i].geometry.name;
+    if (static_cast<int64_t>(configured.size()) == name_size && configured == name) return i;
+    if (i < 8) absl::StrAppend(&known, i == 0 ? "" : ", ", configured);
+  }
+  if (count > 8) absl::StrAppend(&known, " and ", count - 8, " more");
+  if (name_size == 0) {
+    return Invalid(
+        "model is empty, which only means something where one model is configured; name "
+        "one of: ",
+        known);
+  }
+  return absl::NotFoundError(absl::StrCat("model \"", absl::CHexEscape(name.substr(0, 64)),
+                                          name_size > 64 ? "..." : "",
+                                          "\" is not configured; name one of: ", known));
+}
+
+cache::SeqHandle ToHandle(const WireHandle& handle) {
+  // No sequence has generation 0: a handle of another home finds none.
+  return {.seq_id = cache::SeqId{handle.seq_id},
+          .generation = handle.home == 0 ? handle.generation : 0,
+          .incarnation = handle.incarnation};
+}
+
+absl::Status DecodeMessage::Check(const Catalog& catalog, absl::Span<const Piece> message) {
+  absl::Status status = wire_.Read(message);
+  if (!status.ok()) return status;
+  const absl::StatusOr<int32_t> model = FindModel(catalog, wire_.model.kept, wire_.model.size);
+  if (!model.ok()) return model.status();
+  model_ = &catalog.models[*model];
+  request_.emplace();
+  request_->model = *model;
+  status = CheckLayer(*model_, wire_.layer);
+  if (!status.ok()) return status;
+  request_->layer = static_cast<int32_t>(wire_.layer);
+  status = CheckItems(catalog);
+  if (!status.ok()) return status;
+  status = CheckSinks();
+  if (!status.ok()) return status;
+  return CheckTensors(catalog);
+}
+
+absl::Status DecodeMessage::CheckItems(const Catalog& catalog) {
+  const int64_t count = wire_.handles.count;
+  if (count < 1 || count > kItemsMax) {
+    return Invalid("handles has ", count, " entries, a call takes 1 to ", kItemsMax,
+                   "; split the batch");
+  }
+  if (wire_.positions.count != count) {
+    return Invalid("positions has ", wire_.positions.count, " entries for ", count,
+                   " handles; send one position for each");
+  }
+  if (wire_.q_lens.count != 0 && wire_.q_lens.count != count) {
+    return Invalid("q_lens has ", wire_.q_lens.count, " entries for ", count,
+                   " handles; send one for each, or none where all are 1");
+  }
+  items_.assign(count, {});
+  tokens_ = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    engine::DecodeItem& item = items_[i];
+    const uint32_t q_len = wire_.q_lens.count == 0 ? 1 : wire_.q_lens.kept[i];
+    if (q_len < 1 || q_len > static_cast<uint32_t>(kQLenMax)) {
+      return Invalid("item ", i, ": q_lens is ", q_len, ", an item has 1 to ", kQLenMax,
+                     " query tokens; split it");
+    }
+    item.handle = ToHandle(wire_.handles.kept[i]);
+    item.q_len = static_cast<int32_t>(q_len);
+    item.row = static_cast<int32_t>(tokens_);
+    tokens_ += q_len;
+    const uint64_t pos = wire_.positions.kept[i];
+    if (pos > static_cast<uint64_t>(catalog.seq_len_max - q_len)) {
+      item.status = Invalid("item ", i, ": positions is ", pos, ", with ", q_len,
+                            " query tokens it may be 0 to ", catalog.seq_len_max - q_len,
+                            "; send the position of the item's first query token");
+    } else {
+      item.pos = static_cast<int64_t>(pos);
+    }
+  }
+  RefuseRepeated();
+  request_->items = absl::MakeSpan(items_);
+  return absl::OkStatus();
+}
+
+void DecodeMessage::RefuseRepeated() {
+  order_.resize(items_.size());
+  std::iota(order_.begin(), order_.end(), 0U);
+  const auto key = [this](uint32_t i) { return items_[i].handle.seq_id; };
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](uint32_t a, uint32_t b) { return key(a) < key(b); });
+  for (size_t i = 1; i < order_.size(); ++i) {
+    const uint32_t before = order_[i - 1];
+    const uint32_t item = order_[i];
+    if (key(before) == key(item) && items_[item].status.ok()) {
+      items_[item].status =
+          Invalid("item ", item, ": handles names the sequence of item ", before,
+                  " again, a call takes a sequence once; send its tokens as one item with q_lens, "
+                  "or in a call of their own");
+    }
+  }
+}
+
+absl::Status DecodeMessage::CheckSinks() {
+  const ModelGeometry& geometry = model_->geometry;
+  const bool has_sinks = geometry.layer[request_->layer].has_sinks;
+  const int64_t count = wire_.sink_logits.count;
+  if (!has_sinks && count != 0) {
+    return Invalid("sink_logits has ", count, " entries, layer ", request_->layer, " of model \"",
+                   geometry.name, "\" has no sinks; leave them out, or configure has_sinks");
+  }
+  if (has_sinks && count != geometry.q_heads && !(wire_.omit_sinks && count == 0)) {
+    return Invalid("sink_logits has ", count, " entries, layer ", request_->layer, " of model \"",
+                   geometry.name, "\" wants ", geometry.q_heads,
+                   " (one for each query head); send them, or set omit_sinks");
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(wire_.sink_logits.kept[i])) {
+      return Invalid("sink_logits[", i, "] is not finite; send finite logits, or set omit_sinks");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeMessage::CheckTensors(const Catalog& catalog) {
+  const ModelGeometry& geometry = model_->geometry;
+  // At most 1,024 items x 64 tokens x 1,024 heads x 256 x 4 bytes = 2^36: no product overflows.
+  const int64_t q_bytes = tokens_ * geometry.q_heads * geometry.head_dim * kBf16Bytes;
+  const int64_t kv_bytes = tokens_ * geometry.kv_heads * geometry.head_dim * kBf16Bytes;
+  if (wire_.q.size != q_bytes) {
+    return Invalid("q holds ", wire_.q.size, " bytes, this request wants ", q_bytes, " (", tokens_,
+                   " query tokens x ", geometry.q_heads, " q_heads x head_dim ", geometry.head_dim,
+                   " x 2 B); send bf16, all query heads");
+  }
+  if (wire_.k.size != 0 || wire_.v.size != 0) {
+    absl::Status status = CheckKv(
+        wire_.k.size, wire_.v.size, kv_bytes,
+        absl::StrCat(tokens_, " query tokens x ", geometry.kv_heads, " kv_heads x head_dim ",
+                     geometry.head_dim, " x 2 B, or both empty to attend only"));
+    if (!status.ok()) return status;
+  }
+  if (wire_.out_type < 0 || wire_.out_type > 2) {
+    return Invalid("out_type is ", wire_.out_type,
+                   "; send OUT_TYPE_BF16 (1), OUT_TYPE_FP32 (2) or nothing for bf16");
+  }
+  request_->out_type = wire_.out_type == 2 ? kernels::OutType::kFp32 : kernels::OutType::kBf16;
+  const int64_t element_bytes = request_->out_type == kernels::OutType::kFp32 ? 4 : 2;
+  out_row_bytes_ = geometry.q_heads * geometry.head_dim * element_bytes;
+  const int64_t lse_bytes = wire_.want_lse ? tokens_ * geometry.q_heads * 4 : 0;
+  const int64_t reply_bytes = tokens_ * out_row_bytes_ + lse_bytes;
+  slot_bytes_ = Aligned(q_bytes) + Aligned(wire_.k.size) + Aligned(wire_.v.size) +
+                Aligned(wire_.sink_logits.count * 4) + Aligned(tokens_ * out_row_bytes_) +
+                lse_bytes;
+  if (reply_bytes > catalog.message_bytes_max || slot_bytes_ > catalog.slot_bytes_max) {
+    return Invalid("out and lse would hold ", reply_bytes, " bytes and all tensors ", slot_bytes_,
+                   ", a call takes ", catalog.message_bytes_max, " and ", catalog.slot_bytes_max,
+                   "; split the batch");
+  }
+  return absl::OkStatus();
+}
+
+void DecodeMessage::Load(uint8_t* slot) {
+  const auto place = [&slot](const Pieces& tensor) -> const uint16_t* {
+    if (tensor.size == 0) return nullptr;
+    uint8_t* const at = slot;
+    tensor.CopyTo(at);
+    slot += Aligned(tensor.size);
+    return reinterpret_cast<const uint16_t*>(at);
+  };
+  request_->q = place(wire_.q);
+  request_->k = place(wire_.k);
+  request_->v = place(wire_.v);
+  const int64_t sink_bytes = wire_.sink_logits.count * 4;
+  if (sink_bytes != 0 && !wire_.omit_sinks) {
+    std::memcpy(slot, wire_.sink_logits.kept.data(), sink_bytes);
+    request_->sink_logits = reinterpret_cast<const float*>(slot);
+  }
+  slot += Aligned(sink_bytes);
+  request_->out = slot;
+  slot += Aligned(tokens_ * out_row_bytes_);
+  if (wire_.want_lse) request_->lse = reinterpret_cast<float*>(slot);
+  for (size_t i = 0; i < items_.size(); ++i) {
+    if (items_[i].status.ok()) LoadItem(&items_[i], static_cast<int64_t>(i));
+  }
+}
+
+void DecodeMessage::LoadItem(engine::DecodeItem* item, int64_t index) {
+  const ModelGeometry& geometry = model_->geometry;
+  const int64_t q_row = int64_t{geometry.q_heads} * geometry.head_dim;
+  const int64_t kv_row = int64_t{geometry.kv_heads} * geometry.head_dim;
+  const struct {
+    const char* name;
+    const uint16_t* rows;
+    int64_t row_elements;
+  } tensors[] = {{"q", request_->q, q_row}, {"k", request_->k, kv_row}, {"v", request_->v, kv_row}};
+  for (const auto& [name, rows, row_elements] : tensors) {
+    if (rows == nullptr) continue;
+    const std::optional<BadElement> bad =
+        FindBad({rows + item->row * row_elements, static_cast<size_t>(item->q_len * row_elements)});
+    if (bad.has_value()) {
+      const absl::Status status = BadValue(name, *bad, row_elements, geometry.head_dim);
+      item->status = Invalid("item ", index, ": ", status.message());
+      return;
+    }
+  }
+  if (request_->k != nullptr) {
+    const size_t elements = item->q_len * kv_row;
+    item->kv_digest = RowsDigest({request_->k + item->row * kv_row, elements},
+                                 {request_->v + item->row * kv_row, elements});
+  }
+}
+
+absl::Status AppendMessage::Check(const Catalog& catalog, absl::Span<const Piece> message) {
+  absl::Status status = wire_.Read(message);
+  if (!status.ok()) return status;
+  const absl::StatusOr<int32_t> model = FindModel(catalog, wire_.model.kept, wire_.model.size);
+  if (!model.ok()) return model.status();
+  model_ = &catalog.models[*model];
+  request_.emplace();
+  request_->model = *model;
+  if (!wire_.has_handle) {
+    return Invalid("handle is missing; send one that CreateSequences or ForkSequences gave");
+  }
+  request_->handle = ToHandle(wire_.handle);
+  status = CheckPlace(catalog);
+  if (!status.ok()) return status;
+  const ModelGeometry& geometry = model_->geometry;
+  // n <= 2^24, layers <= 2^9, heads and head_dim <= 2^8 each, 2 bytes: below 2^50.
+  const int64_t bytes = int64_t{request_->layers_count} * request_->n * geometry.kv_heads *
+                        geometry.head_dim * kBf16Bytes;
+  status = CheckKv(
+      wire_.k.size, wire_.v.size, bytes,
+      absl::StrCat(request_->layers_count, " layers x ", request_->n, " tokens x ",
+                   geometry.kv_heads, " kv_heads x head_dim ", geometry.head_dim, " x 2 B"));
+  if (!status.ok()) return status;
+  slot_bytes_ = 2 * Aligned(bytes);
+  if (slot_bytes_ > catalog.slot_bytes_max) {
+    return Invalid("k and v hold ", 2 * bytes, " bytes, a chunk takes ", catalog.slot_bytes_max,
+                   "; send smaller chunks (append_chunk_bytes_max of GetServerInfo)");
+  }
+  request_->slice_tokens = model_->slice_tokens;
+  const int64_t slices = (request_->n + model_->slice_tokens - 1) / model_->slice_tokens;
+  digests_.assign(request_->layers_count * slices, 0);
+  seq_lens_.assign(request_->layers_count, 0);
+  request_->slice_digests = digests_;
+  request_->seq_lens = absl::MakeSpan(seq_lens_);
+  return absl::OkStatus();
+}
+
+absl::Status AppendMessage::CheckPlace(const Catalog& catalog) {
+  const ModelGeometry& geometry = model_->geometry;
+  absl::Status status = CheckLayer(*model_, wire_.layer);
+  if (!status.ok()) return status;
+  const uint32_t layers_count = wire_.layers_count == 0 ? 1 : wire_.layers_count;
+  if (layers_count > geometry.layers - wire_.layer) {
+    return Invalid("layers_count is ", layers_count, ", from layer ", wire_.layer, " on model \"",
+                   geometry.name, "\" has ", geometry.layers - wire_.layer,
+                   "; send at most so many");
+  }
+  const uint64_t max = catalog.seq_len_max;
+  if (wire_.pos > max || wire_.n > max - wire_.pos || wire_.skip_to > max) {
+    return Invalid("pos ", wire_.pos, ", n ", wire_.n, " and skip_to ", wire_.skip_to,
+                   " pass the longest sequence of ", max, " tokens; send positions below it");
+  }
+  if (wire_.skip_to == 0 && wire_.n == 0) {
+    return Invalid("n is 0, a chunk has at least 1 token; send some, or skip_to");
+  }
+  if (wire_.skip_to != 0 && wire_.skip_to != wire_.pos) {
+    return Invalid("skip_to is ", wire_.skip_to, " and pos ", wire_.pos,
+                   ", they must be equal; send the first position that you send as both");
+  }
+  for (uint32_t layer = wire_.layer; wire_.skip_to != 0 && layer < wire_.layer + layers_count;
+       ++layer) {
+    if (geometry.layer[layer].window == 0) {
+      return Invalid("skip_to is ", wire_.skip_to, ", layer ", layer, " of model \"", geometry.name,
+                     "\" has no window, so every position counts; send them all");
+    }
+  }
+  request_->layer = static_cast<int32_t>(wire_.layer);
+  request_->layers_count = static_cast<int32_t>(layers_count);
+  request_->pos = static_cast<int64_t>(wire_.pos);
+  request_->n = static_cast<int32_t>(wire_.n);
+  request_->skip_to = static_cast<int64_t>(wire_.skip_to);
+  return absl::OkStatus();
+}
+
+absl::Status AppendMessage::Load(uint8_t* slot) {
+  if (request_->n == 0) return absl::OkStatus();
+  wire_.k.CopyTo(slot);
+  request_->k = reinterpret_cast<const uint16_t*>(slot);
+  slot += Aligned(wire_.k.size);
+  wire_.v.CopyTo(slot);
+  request_->v = reinterpret_cast<const uint16_t*>(slot);
+  uint64_t* digest = digests_.data();
+  for (int64_t layer = 0; layer < request_->layers_count; ++layer) {
+    for (int64_t token = 0; token < request_->n; token += request_->slice_tokens) {
+      const int64_t rows = std::min<int64_t>(request_->slice_tokens, request_->n - token);
+      absl::Status status = LoadSlice(layer * request_->n + token, rows, digest);
+      if (!status.ok()) return status;
+      ++digest;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AppendMessage::LoadSlice(int64_t first_row, int64_t rows, uint64_t* digest) {
+  const ModelGeometry& geometry = model_->geometry;
+  const int64_t row = int64_t{geometry.kv_heads} * geometry.head_dim;
+  const absl::Span<const uint16_t> k(request_->k + first_row * row, rows * row);
+  const absl::Span<const uint16_t> v(request_->v + first_row * row, rows * row);
+  for (const auto& [name, values] : {std::pair("k", k), std::pair("v", v)}) {
+    std::optional<BadElement> bad = FindBad(values);
+    if (bad.has_value()) {
+      bad->index += first_row % request_->n * row;
+      const absl::Status status = BadValue(name, *bad, row, geometry.head_dim);
+      return Invalid("layer ", request_->layer + first_row / request_->n, ": ", status.message());
+    }
+  }
+  *digest = RowsDigest(k, v);
+  return absl::OkStatus();
+}
+
+}  // namespace fp8kvd::translate

@@ -1,0 +1,99 @@
+// server/translate/requests.h: the two messages with tensors, from their bytes to what the engine
+// takes. In two steps, so that nothing is held for a message that is wrong:
+//   Check(catalog, message)   reads it in place and holds every count, size and number against the
+//                             model and the limits; takes no staging memory
+//   Load(slot)                copies the tensors into the slot, once; then, on that copy, refuses
+//   what
+//                             is not finite or >= 2^28 and digests the rows of K and V
+// after which request() can be submitted and lives until its Done.
+//
+// Does not manage: slots and their return, deadlines (server/rpc); whether a handle exists,
+// lengths,
+//   rooms (the engine). `home` of a handle that is not ours becomes a handle that never exists.
+// Threads: one message at a time per object. Memory is kept from message to message.
+// Errors: INVALID_ARGUMENT, NOT_FOUND (model). What is wrong with one item of a Decode is that
+// item's
+//   status, and the message goes on.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+#include "server/engine/messages.h"
+#include "server/translate/catalog.h"
+#include "server/translate/wire.h"
+
+namespace fp8kvd::translate {
+
+class DecodeMessage {
+ public:
+  absl::Status Check(const Catalog& catalog, absl::Span<const Piece> message);
+  // After Check, also after one that failed (0 where it failed too early): what the reply goes back
+  // to.
+  uint64_t request_id() const { return wire_.request_id; }
+  uint32_t timeout_ms() const { return wire_.timeout_ms; }
+
+  // Bytes of the slot that Load wants.
+  int64_t slot_bytes() const { return slot_bytes_; }
+  void Load(uint8_t* slot);
+
+  engine::DecodeRequest& request() { return *request_; }
+  const engine::DecodeRequest& request() const { return *request_; }
+  // Bytes of one query token's row in out; tokens of all items.
+  int64_t out_row_bytes() const { return out_row_bytes_; }
+  int64_t q_heads() const { return model_->geometry.q_heads; }
+  int64_t tokens() const { return tokens_; }
+
+ private:
+  absl::Status CheckItems(const Catalog& catalog);
+  absl::Status CheckTensors(const Catalog& catalog);
+  absl::Status CheckSinks();
+  void RefuseRepeated();
+  void LoadItem(engine::DecodeItem* item, int64_t index);
+
+  WireDecode wire_;
+  const CatalogModel* model_ = nullptr;
+  std::vector<engine::DecodeItem> items_;
+  std::vector<uint32_t> order_;  // scratch of RefuseRepeated
+  std::optional<engine::DecodeRequest> request_;
+  int64_t tokens_ = 0;
+  int64_t out_row_bytes_ = 0;
+  int64_t slot_bytes_ = 0;
+};
+
+class AppendMessage {
+ public:
+  absl::Status Check(const Catalog& catalog, absl::Span<const Piece> message);
+  int64_t slot_bytes() const { return slot_bytes_; }
+  // INVALID_ARGUMENT when a value is out of range: nothing may be submitted then.
+  absl::Status Load(uint8_t* slot);
+
+  engine::AppendRequest& request() { return *request_; }
+  const engine::AppendRequest& request() const { return *request_; }
+
+ private:
+  absl::Status CheckPlace(const Catalog& catalog);
+  absl::Status LoadSlice(int64_t first_row, int64_t rows, uint64_t* digest);
+
+  WireAppend wire_;
+  const CatalogModel* model_ = nullptr;
+  std::optional<engine::AppendRequest> request_;
+  std::vector<uint64_t> digests_;
+  std::vector<int64_t> seq_lens_;
+  int64_t slot_bytes_ = 0;
+};
+
+// The index of a configured model; an empty name means the only one. NOT_FOUND names those that
+// are.
+absl::StatusOr<int32_t> FindModel(const Catalog& catalog, absl::string_view name,
+                                  int64_t name_size);
+
+cache::SeqHandle ToHandle(const WireHandle& handle);
+
+}  // namespace fp8kvd::translate
