@@ -19,9 +19,12 @@ struct Histogram {
   uint64_t count = 0;
   uint64_t sum = 0;
 
-  void Observe(uint64_t value) {
+  static int32_t BucketOf(uint64_t value) {
     const int32_t bucket = value <= 1 ? 0 : std::bit_width(value - 1);
-    ++counts[bucket < kBuckets ? bucket : kBuckets - 1];
+    return bucket < kBuckets ? bucket : kBuckets - 1;
+  }
+  void Observe(uint64_t value) {
+    ++counts[BucketOf(value)];
     ++count;
     sum += value;
   }

@@ -1,0 +1,84 @@
+#include "server/ops/http.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include <civetweb.h>
+
+namespace fp8kvd::ops {
+namespace {
+
+int Send(mg_connection* connection, int code, const char* reason, const std::string& text) {
+  mg_printf(connection,
+            "HTTP/1.1 %d %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            "Content-Length: %zu\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n",
+            code, reason, text.size());
+  mg_write(connection, text.data(), text.size());
+  return code;
+}
+
+const HttpPages& PagesOf(void* server) { return static_cast<HttpServer*>(server)->pages(); }
+
+int OnLive(mg_connection* connection, void*) { return Send(connection, 200, "OK", "alive\n"); }
+
+int OnReady(mg_connection* connection, void* server) {
+  const Readiness& readiness = *PagesOf(server).readiness;
+  const std::string why = absl::StrCat(readiness.Why(), "\n");
+  return readiness.is_ready() ? Send(connection, 200, "OK", why)
+                              : Send(connection, 503, "Service Unavailable", why);
+}
+
+int OnMetrics(mg_connection* connection, void* server) {
+  return Send(connection, 200, "OK", PagesOf(server).metrics());
+}
+
+int OnStatus(mg_connection* connection, void* server) {
+  return Send(connection, 200, "OK", PagesOf(server).status());
+}
+
+int OnOther(mg_connection* connection, void*) {
+  return Send(connection, 404, "Not Found", "here are /livez /readyz /metrics /statusz\n");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address,
+                                                              HttpPages pages) {
+  std::unique_ptr<HttpServer> self(new HttpServer(std::move(pages)));
+  const char* options[] = {"listening_ports",
+                           address.c_str(),
+                           "num_threads",
+                           "2",
+                           "request_timeout_ms",
+                           "5000",
+                           "enable_directory_listing",
+                           "no",
+                           "enable_keep_alive",
+                           "no",
+                           nullptr};
+  const mg_callbacks callbacks{};
+  self->context_ = mg_start(&callbacks, self.get(), options);
+  if (self->context_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat(
+        "cannot listen on ", address,
+        " for HTTP: it is taken by another process, or not an address of this machine; "
+        "stop that process or set http_address (port 0 takes a free one, empty: none)"));
+  }
+  mg_set_request_handler(self->context_, "/", OnOther, self.get());
+  mg_set_request_handler(self->context_, "/livez$", OnLive, self.get());
+  mg_set_request_handler(self->context_, "/readyz$", OnReady, self.get());
+  mg_set_request_handler(self->context_, "/metrics$", OnMetrics, self.get());
+  mg_set_request_handler(self->context_, "/statusz$", OnStatus, self.get());
+  return self;
+}
+
+HttpServer::~HttpServer() {
+  if (context_ != nullptr) mg_stop(context_);
+}
+
+int HttpServer::port() const {
+  mg_server_port port{};
+  return mg_get_server_ports(context_, 1, &port) == 1 ? port.port : 0;
+}
+
+}  // namespace fp8kvd::ops

@@ -1,0 +1,209 @@
+#include "server/ops/metrics.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "prometheus/metric_family.h"
+#include "prometheus/text_serializer.h"
+
+namespace fp8kvd::ops {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<ClientMetric::Label>;
+
+constexpr double kMicro = 1e-6;
+const char* const kCodeNames[MethodMetrics::kCodes] = {
+    "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED"};
+const char* const kKindNames[engine::EngineStats::kKinds] = {"decode", "append", "control"};
+
+// Families under construction, in the order of their first samples.
+class Families {
+ public:
+  void Count(const char* name, const char* help, double value, Labels labels = {}) {
+    ClientMetric& metric = Add(name, help, MetricType::Counter, std::move(labels));
+    metric.counter.value = value;
+  }
+  void Gauge(const char* name, const char* help, double value, Labels labels = {}) {
+    ClientMetric& metric = Add(name, help, MetricType::Gauge, std::move(labels));
+    metric.gauge.value = value;
+  }
+  // `unit`: of the histogram's values in the family's base unit.
+  void Observe(const char* name, const char* help, const engine::Histogram& from, double unit,
+               Labels labels = {}) {
+    ClientMetric& metric = Add(name, help, MetricType::Histogram, std::move(labels));
+    metric.histogram.sample_count = from.count;
+    metric.histogram.sample_sum = static_cast<double>(from.sum) * unit;
+    uint64_t cumulative = 0;
+    for (int32_t i = 0; i < engine::Histogram::kBuckets - 1; ++i) {
+      cumulative += from.counts[i];
+      metric.histogram.bucket.push_back({cumulative, static_cast<double>(uint64_t{1} << i) * unit});
+    }
+  }
+  std::string Text() const { return prometheus::TextSerializer().Serialize(families_); }
+
+ private:
+  ClientMetric& Add(const char* name, const char* help, MetricType type, Labels labels) {
+    const auto same = [name](const MetricFamily& family) { return family.name == name; };
+    auto family = std::find_if(families_.begin(), families_.end(), same);
+    if (family == families_.end()) {
+      families_.push_back({.name = name, .help = help, .type = type, .metric = {}});
+      family = std::prev(families_.end());
+    }
+    family->metric.emplace_back();
+    family->metric.back().label = std::move(labels);
+    return family->metric.back();
+  }
+
+  std::vector<MetricFamily> families_;
+};
+
+void AddRequests(const engine::EngineStats& stats, Families* out) {
+  for (int32_t i = 0; i < engine::EngineStats::kKinds; ++i) {
+    const Labels kind = {{"kind", kKindNames[i]}};
+    out->Count("fp8kvd_requests_taken_total", "Requests that the engine took.",
+               stats.requests_taken_total[i], kind);
+    out->Count("fp8kvd_requests_answered_total", "Requests that the engine answered.",
+               stats.requests_answered_total[i], kind);
+    out->Count("fp8kvd_requests_failed_total", "Requests answered with an error as a whole.",
+               stats.requests_failed_total[i], kind);
+  }
+  out->Count("fp8kvd_requests_refused_total", "Requests not taken: full, draining or failed.",
+             stats.requests_refused_total);
+  out->Count("fp8kvd_requests_late_total",
+             "Requests whose deadline passed before their work began.", stats.requests_late_total);
+  out->Count("fp8kvd_requests_cancelled_total", "Requests cancelled before their work began.",
+             stats.requests_cancelled_total);
+  out->Count("fp8kvd_items_failed_total", "Items of decodes that failed alone.",
+             stats.items_failed_total);
+}
+
+void AddWork(const engine::EngineStats& stats, Families* out) {
+  out->Count("fp8kvd_launches_total", "Launches on the device.", stats.decode_launches_total,
+             {{"kind", "decode"}});
+  out->Count("fp8kvd_launches_total", "", stats.append_launches_total, {{"kind", "append"}});
+  out->Count("fp8kvd_rows_total", "Decode rows launched.", stats.rows_total);
+  out->Count("fp8kvd_query_tokens_total", "Query tokens of the rows.", stats.query_tokens_total);
+  out->Count("fp8kvd_append_tokens_total", "(token, layer) pairs committed.",
+             stats.append_tokens_total);
+  out->Count("fp8kvd_append_bytes_total", "Bytes of K and V committed, as they came.",
+             stats.append_bytes_total);
+  out->Count("fp8kvd_append_slices_total", "Slices of bulk appends.", stats.append_slices_total);
+  out->Count("fp8kvd_replays_total", "Appends that were committed before.", stats.replays_total);
+  out->Count("fp8kvd_page_copies_total", "Pages copied because several sequences owned them.",
+             stats.page_copies_total);
+  out->Count("fp8kvd_forks_total", "Sequences made by fork.", stats.forks_total);
+  out->Count("fp8kvd_lease_expiries_total", "Sequences freed because no call named them.",
+             stats.lease_expiries_total);
+  out->Observe("fp8kvd_batch_rows", "Rows of a decode launch.", stats.batch_rows, 1);
+  out->Observe("fp8kvd_queue_seconds", "From a decode's arrival to its launch.", stats.queue_us,
+               kMicro);
+  out->Observe("fp8kvd_kernel_seconds", "From a launch until its fence was seen.", stats.kernel_us,
+               kMicro);
+  out->Observe("fp8kvd_append_queue_seconds", "From a bulk append's arrival to its first slice.",
+               stats.append_queue_us, kMicro);
+}
+
+void AddState(const engine::EngineStats& stats, const MetricLabels& labels, Families* out) {
+  out->Gauge("fp8kvd_info", "Always 1.", 1,
+             {{"version", labels.version},
+              {"incarnation", labels.incarnation},
+              {"device", labels.device}});
+  out->Gauge("fp8kvd_queue_items", "Items taken and not yet answered.",
+             static_cast<double>(stats.queue_items));
+  out->Gauge("fp8kvd_launches_inflight", "Launches that the device has not finished.",
+             static_cast<double>(stats.launches_inflight));
+  out->Gauge("fp8kvd_seqs", "Live sequences.", static_cast<double>(stats.seqs));
+  for (const auto& [state, slots] :
+       {std::pair("used", stats.staging_slots_used),
+        std::pair("free", stats.staging_slots_total - stats.staging_slots_used)}) {
+    out->Gauge("fp8kvd_staging_slots", "Staging slots.", static_cast<double>(slots),
+               {{"state", state}});
+  }
+  for (const engine::PoolStats& pool : stats.pools) {
+    for (const auto& [state, pages] :
+         {std::pair("used", pool.pages_used), std::pair("free", pool.pages_free)}) {
+      out->Gauge("fp8kvd_pages", "Pages of a layer group's pool.", static_cast<double>(pages),
+                 {{"model", labels.models[pool.model]},
+                  {"group", std::to_string(pool.group)},
+                  {"state", state}});
+    }
+  }
+  out->Gauge("fp8kvd_draining", "1 once SIGTERM was seen.", stats.draining ? 1 : 0);
+}
+
+void AddModels(const engine::EngineStats& stats, const MetricLabels& labels, Families* out) {
+  for (size_t i = 0; i < stats.models.size(); ++i) {
+    const engine::ModelStats& model = stats.models[i];
+    const Labels name = {{"model", labels.models[i]}};
+    out->Count("fp8kvd_decode_requests_total", "Decodes of one layer.", model.decode_requests_total,
+               name);
+    out->Count("fp8kvd_decode_rows_total", "Their rows.", model.decode_rows_total, name);
+    out->Count("fp8kvd_kv_read_bytes_total", "Bytes of K and V read, as stored.",
+               model.kv_bytes_read_total, name);
+    out->Count("fp8kvd_kv_bf16_read_bytes_total", "What bf16 would have read for the same rows.",
+               model.kv_bf16_bytes_read_total, name);
+    out->Observe("fp8kvd_context_tokens", "Keys that a row's last query sees.",
+                 model.context_tokens, 1, name);
+  }
+}
+
+}  // namespace
+
+void MethodMetrics::Observe(int code, int64_t elapsed_us) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  calls_[code >= 0 && code < kCodes ? code : 2].fetch_add(1, kRelaxed);
+  const uint64_t us = static_cast<uint64_t>(std::max<int64_t>(elapsed_us, 0));
+  buckets_[engine::Histogram::BucketOf(us)].fetch_add(1, kRelaxed);
+  sum_us_.fetch_add(us, kRelaxed);
+}
+
+MethodMetrics* Metrics::Method(const std::string& name) {
+  for (const std::unique_ptr<MethodMetrics>& method : methods_) {
+    if (method->name_ == name) return method.get();
+  }
+  methods_.push_back(std::make_unique<MethodMetrics>());
+  methods_.back()->name_ = name;
+  return methods_.back().get();
+}
+
+void Metrics::SetEngine(MetricLabels labels, std::function<engine::EngineStats()> stats) {
+  labels_ = std::move(labels);
+  stats_ = std::move(stats);
+}
+
+std::string Metrics::Scrape() const {
+  Families families;
+  for (const std::unique_ptr<MethodMetrics>& method : methods_) {
+    engine::Histogram seconds;
+    for (int32_t i = 0; i < engine::Histogram::kBuckets; ++i) {
+      seconds.counts[i] = method->buckets_[i].load(std::memory_order_relaxed);
+      seconds.count += seconds.counts[i];
+    }
+    seconds.sum = method->sum_us_.load(std::memory_order_relaxed);
+    if (seconds.count == 0) continue;
+    for (int code = 0; code < MethodMetrics::kCodes; ++code) {
+      const uint64_t calls = method->calls_[code].load(std::memory_order_relaxed);
+      if (calls == 0) continue;
+      families.Count("fp8kvd_calls_total", "Calls and streams that ended.", calls,
+                     {{"method", method->name_}, {"code", kCodeNames[code]}});
+    }
+    families.Observe("fp8kvd_call_seconds", "From a call's arrival to its status.", seconds, kMicro,
+                     {{"method", method->name_}});
+  }
+  if (stats_ != nullptr) {
+    const engine::EngineStats stats = stats_();
+    AddState(stats, labels_, &families);
+    AddRequests(stats, &families);
+    AddWork(stats, &families);
+    AddModels(stats, labels_, &families);
+  }
+  return families.Text();
+}
+
+}  // namespace fp8kvd::ops
