@@ -1,0 +1,79 @@
+// server/rpc/append_call.h: an Append stream: chunks run one after the other; the next is read,
+// copied into its slot and digested while one runs.
+//
+// Promises: never more than two chunks in slots and one message unread. When no slot is free it
+// waits
+//   for one without reading on (a deadline or a cancel ends that). A stream that breaks gives back
+//   its slots; what it committed stays.
+// Threads: its poller's.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "absl/container/flat_hash_map.h"
+#include "grpcpp/alarm.h"
+#include "grpcpp/support/async_stream.h"
+
+#include "fp8kvd/v1/kv.pb.h"
+#include "server/rpc/call.h"
+#include "server/rpc/tensor_jobs.h"
+
+namespace fp8kvd::rpc {
+
+class AppendCall final : public Call, private WorkOwner {
+ public:
+  // (sequence, layer) pairs that one stream may name: its reply lists them all.
+  static constexpr size_t kPlacesMax = size_t{1} << 16;
+
+  explicit AppendCall(MethodSlot* slot);
+
+ private:
+  void Request(Event* arrived) override;
+  void OnArrived() override;
+  void OnCancelled() override;
+  void OnWork(Work* work) override;
+  void OnDrain() override;
+  void FinishWith(const absl::Status& status, int32_t retry_after_ms) override;
+  void Reset() override;
+  bool IsBusy() const override { return reading_ || waiting_for_slot_ || running_ != nullptr; }
+  Call* Another() const override { return new AppendCall(&slot()); }
+
+  void OnRead(bool ok);
+  void OnSlotAlarm(bool ok);
+  void ReadMore();
+  void PrepareChunk();
+  void RunNext();
+  void Note(const engine::AppendRequest& request);
+  void Fail(const absl::Status& status, int32_t retry_after_ms);
+  void FinishIfOver();
+
+  std::array<AppendWork, 2> works_;
+  AppendWork* running_ = nullptr;
+  AppendWork* ready_ = nullptr;  // prepared, runs next
+  bool reading_ = false;
+  bool waiting_for_slot_ = false;  // message_ is read and found no slot
+  bool read_all_ = false;
+  absl::Status failure_;
+  int32_t failure_retry_after_ms_ = 0;
+  grpc::ByteBuffer message_;
+  v1::AppendResponse response_;
+  struct Place {
+    cache::SeqHandle handle;
+    int32_t layer;
+    template <typename H>
+    friend H AbslHashValue(H h, const Place& place) {
+      return H::combine(std::move(h), place.handle.seq_id, place.handle.generation, place.layer);
+    }
+    bool operator==(const Place&) const = default;
+  };
+  absl::flat_hash_map<Place, int> places_;  // index into response_.committed
+  std::optional<grpc::ServerAsyncReader<grpc::ByteBuffer, grpc::ByteBuffer>> reader_;
+  grpc::ByteBuffer reply_;
+  grpc::Alarm slot_alarm_;
+  MemberEvent<AppendCall> on_read_;
+  MemberEvent<AppendCall> on_slot_alarm_;
+};
+
+}  // namespace fp8kvd::rpc

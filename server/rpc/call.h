@@ -1,0 +1,92 @@
+// server/rpc/call.h: what the three kinds of call share: they listen for one call of one method,
+// live on one poller until it is finished, and then listen again.
+//
+// Life of a call object: Listen -> (the call arrives) -> OnArrived -> ... -> the status was sent,
+// and gRPC said that the call has ended -> Listen again, or the object goes when the server shuts
+// down. A call that the client cancelled is finished like any other: gRPC's shutdown waits for it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/container/flat_hash_set.h"
+#include "grpcpp/server_context.h"
+
+#include "server/ops/metrics.h"
+#include "server/rpc/job.h"
+#include "server/rpc/poller.h"
+
+namespace fp8kvd::rpc {
+
+class Call;
+class RawService;
+
+// One rpc of the service, on one poller; only that poller's thread touches it.
+struct MethodSlot {
+  RawService* service = nullptr;
+  int index = 0;  // of the method, as proto declares it
+  Parts* parts = nullptr;
+  Poller* poller = nullptr;
+  ops::MethodMetrics* metrics = nullptr;
+  // Objects that listen. A call that arrives and leaves none makes one more, so that the next need
+  // not wait; more than kListeningMax idle ones are not kept.
+  static constexpr int kListeningMax = 64;
+  int listening = 0;
+  absl::flat_hash_set<Call*> open;  // that have arrived and are not over
+};
+
+class Call {
+ public:
+  explicit Call(MethodSlot* slot);
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  void Listen();
+  void Drain() { OnDrain(); }
+
+ protected:
+  virtual ~Call() = default;
+
+  virtual void Request(Event* arrived) = 0;  // asks gRPC for one call
+  virtual void OnArrived() = 0;              // one is there
+  virtual void OnCancelled() = 0;            // the client went, or its deadline passed
+  // Ends the call with an error.
+  virtual void FinishWith(const absl::Status& status, int32_t retry_after_ms) = 0;
+  virtual void OnDrain() {}  // new work is refused from now on
+  virtual void Reset() = 0;  // to the state before Request
+  // Operations or work are under way whose events are still to come.
+  virtual bool IsBusy() const = 0;
+  // Another object of the same kind for the same slot.
+  virtual Call* Another() const = 0;
+
+  // The call's status is on its way; `finished` is the tag to give to gRPC.
+  Event* Finishing(const grpc::Status& status, int32_t retry_after_ms);
+  bool finishing() const { return finishing_; }
+  bool cancelled() const { return cancelled_; }
+
+  MethodSlot& slot() const { return *slot_; }
+  const Parts& parts() const { return *slot_->parts; }
+  grpc::ServerContext& context() { return *context_; }
+  Arrival ArrivalNow() const;  // of a message of this call
+  // The last line of every event of a subclass: the object may be gone after it.
+  void RetireIfOver();
+
+ private:
+  void Arrived(bool ok);
+  void Ended(bool ok);
+  void Finished(bool ok);
+
+  MethodSlot* const slot_;
+  std::optional<grpc::ServerContext> context_;
+  engine::TimeUs arrived_ = 0;
+  bool finishing_ = false;
+  bool finished_ = false;
+  bool ended_ = false;
+  bool cancelled_ = false;
+  MemberEvent<Call> on_arrived_;
+  MemberEvent<Call> on_ended_;
+  MemberEvent<Call> on_finished_;
+};
+
+}  // namespace fp8kvd::rpc

@@ -1,0 +1,191 @@
+#include "server/rpc/helper_jobs.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+
+#include "config/cache_share.h"
+#include "config/hf_config.h"
+#include "config/model.h"
+#include "kernels/reference/format.h"
+#include "server/rpc/control_job.h"
+#include "server/translate/requests.h"
+#include "server/translate/rows.h"
+
+namespace fp8kvd::rpc {
+namespace {
+
+constexpr int32_t kHelperRetryMs = 50;
+constexpr size_t kHfConfigBytesMax = size_t{1} << 20;
+constexpr size_t kPlanBytesMax = kHfConfigBytesMax + 4096;
+constexpr size_t kMeasureBytesMax = size_t{16} << 20;  // a second of the reference's arithmetic
+
+template <typename... Parts>
+absl::Status Invalid(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+absl::StatusOr<config::ModelOptions> ModelToPlan(const Parts& parts,
+                                                 const v1::PlanPrecisionRequest& request) {
+  if (request.subject_case() == v1::PlanPrecisionRequest::kHfConfigJson) {
+    absl::StatusOr<config::HfModel> imported = config::ImportHfConfig(request.hf_config_json());
+    if (!imported.ok()) return imported.status();
+    config::ModelOptions model;
+    model.name = "described";
+    if (request.batch() != 0) model.expected_seqs = static_cast<int32_t>(request.batch());
+    config::ApplyHfModel(*imported, &model);
+    return model;
+  }
+  const absl::StatusOr<int32_t> index = translate::FindModel(
+      *parts.catalog, request.model(), static_cast<int64_t>(request.model().size()));
+  if (!index.ok()) return index.status();
+  return parts.planner->models[*index];
+}
+
+std::vector<uint16_t> ToRows(const std::string& bytes) {
+  std::vector<uint16_t> rows(bytes.size() / sizeof(uint16_t));
+  std::memcpy(rows.data(), bytes.data(), rows.size() * sizeof(uint16_t));
+  return rows;
+}
+
+}  // namespace
+
+Job::Next HelperJob::Begin(grpc::ByteBuffer* bytes, const Arrival&) {
+  retry_after_ms_ = 0;
+  status_ = Read(bytes);
+  if (!status_.ok()) return Next::kAnswer;
+  if (parts().helper->Run(this)) return Next::kLater;
+  retry_after_ms_ = kHelperRetryMs;
+  status_ = absl::ResourceExhaustedError(absl::StrCat(
+      "as many plans and measurements wait as may (", HelperThread::kTasksMax, "); try again"));
+  return Next::kAnswer;
+}
+
+void HelperJob::Execute() {
+  status_ = Compute();
+  Done();
+}
+
+absl::Status HelperJob::Answer(grpc::ByteBuffer* reply) {
+  if (status_.ok()) *reply = translate::Serialize(response());
+  return status_;
+}
+
+absl::Status PlanJob::Read(grpc::ByteBuffer* bytes) {
+  absl::Status status = ParseBounded(bytes, kPlanBytesMax, &request_);
+  if (!status.ok()) return status;
+  constexpr uint64_t kBatchMax = kSeqsMax;
+  if (request_.batch() > kBatchMax) {
+    return Invalid("batch is ", request_.batch(), ", at most ", kBatchMax,
+                   " sequences can be live; send fewer, or 0 for the configured workload");
+  }
+  constexpr uint64_t kTokensMax = kSeqLenMax;
+  if (request_.tokens() > kTokensMax) {
+    return Invalid("tokens is ", request_.tokens(), ", a sequence has at most ", kTokensMax,
+                   "; send fewer, or 0 for the configured workload");
+  }
+  constexpr uint64_t kBytesMax = uint64_t{1} << 53;  // exact in a double
+  if (request_.other_bytes() > kBytesMax) {
+    return Invalid("other_bytes is ", request_.other_bytes(), ", at most ", kBytesMax,
+                   " are planned with; send the bytes of one step");
+  }
+  const bool has_hf_config = request_.subject_case() == v1::PlanPrecisionRequest::kHfConfigJson;
+  if (has_hf_config && request_.hf_config_json().size() > kHfConfigBytesMax) {
+    return Invalid("hf_config_json has ", request_.hf_config_json().size(), " bytes, at most ",
+                   kHfConfigBytesMax, " are read; send the model's config.json alone");
+  }
+  if (has_hf_config && (request_.batch() == 0 || request_.tokens() == 0)) {
+    return Invalid("batch is ", request_.batch(), " and tokens ", request_.tokens(),
+                   ", a described model has no configured workload; send both");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PlanJob::Compute() {
+  absl::StatusOr<config::ModelOptions> model = ModelToPlan(parts(), request_);
+  if (!model.ok()) return model.status();
+  absl::StatusOr<ModelGeometry> geometry = config::MakeGeometry(*model, Precision::kFp8Kv);
+  if (!geometry.ok()) return geometry.status();
+  config::PolicyOptions policy = parts().planner->policy;
+  if (request_.has_allow_fp8_kv()) policy.allow_fp8_kv = request_.allow_fp8_kv();
+  config::Workload workload{
+      .batch = model->expected_seqs, .tokens = model->expected_tokens, .other_bytes = std::nullopt};
+  if (request_.batch() != 0) workload.batch = static_cast<int64_t>(request_.batch());
+  if (request_.tokens() != 0) workload.tokens = static_cast<int64_t>(request_.tokens());
+  if (model->other_bytes.has_value()) {
+    workload.other_bytes = static_cast<double>(*model->other_bytes);
+  }
+  if (request_.other_bytes() != 0) {
+    workload.other_bytes = static_cast<double>(request_.other_bytes());
+  }
+  config::PrecisionChoice choice = model->precision;
+  if (!policy.allow_fp8_kv) choice = config::PrecisionChoice::kAuto;  // says so in the reason
+  const absl::StatusOr<config::PrecisionDecision> decision =
+      config::DecidePrecision(*geometry, choice, workload, policy);
+  if (!decision.ok()) return decision.status();
+  response_.Clear();
+  response_.set_precision(translate::FromPrecision(decision->precision));
+  response_.set_reason(decision->reason);
+  response_.set_kv_bytes(decision->kv_bytes);
+  response_.set_other_bytes(decision->other_bytes.value_or(0));
+  response_.set_cache_share(decision->cache_share);
+  response_.set_r(decision->ratio);
+  response_.set_r_source(config::RatioSourceName(decision->ratio_source));
+  response_.set_predicted_speedup(decision->predicted_speedup);
+  response_.set_cache_share_min(decision->cache_share_min);
+  response_.set_cache_bytes_bf16(decision->kv_bytes);
+  response_.set_cache_bytes_fp8_kv(decision->kv_bytes_fp8_kv);
+  return absl::OkStatus();
+}
+
+absl::Status MeasureJob::Read(grpc::ByteBuffer* bytes) {
+  absl::Status status = ParseBounded(bytes, kMeasureBytesMax, &request_);
+  if (!status.ok()) return status;
+  const uint32_t kv_heads = request_.kv_heads();
+  if (kv_heads < 1 || kv_heads > static_cast<uint32_t>(kKvHeadsMax)) {
+    return Invalid("kv_heads is ", kv_heads, ", allowed are 1 to ", kKvHeadsMax,
+                   "; send the model's");
+  }
+  const auto is_head_dim = [this](int32_t dim) {
+    return static_cast<uint32_t>(dim) == request_.head_dim();
+  };
+  if (std::none_of(std::begin(kHeadDims), std::end(kHeadDims), is_head_dim)) {
+    return Invalid("head_dim is ", request_.head_dim(),
+                   ", kernels exist for 64, 80, 96, 128, 192 and 256; send one of those");
+  }
+  const size_t token_bytes = size_t{kv_heads} * request_.head_dim() * sizeof(uint16_t);
+  const size_t size = request_.k().size();
+  if (size == 0 || size % token_bytes != 0 || request_.v().size() != size) {
+    return Invalid("k holds ", size, " bytes and v ", request_.v().size(),
+                   ", they must be equal and a multiple of ", token_bytes, " (", kv_heads,
+                   " kv_heads x head_dim ", request_.head_dim(), " x 2 B); send whole tokens");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureJob::Compute() {
+  const std::vector<uint16_t> k = ToRows(request_.k());
+  const std::vector<uint16_t> v = ToRows(request_.v());
+  for (const auto& [name, rows] : {std::pair("k", &k), std::pair("v", &v)}) {
+    const std::optional<translate::BadElement> bad = translate::FindBad(*rows);
+    if (bad.has_value()) {
+      return Invalid(
+          name, ": element ", bad->index, " is ", bad->text,
+          ", values must be finite and below 2^28 in size; find where the model makes it");
+    }
+  }
+  const auto head_dim = static_cast<int32_t>(request_.head_dim());
+  const kernels::reference::Fp8KvErrorResult error = kernels::reference::Fp8KvError(k, v, head_dim);
+  response_.Clear();
+  response_.set_k_error(error.k);
+  response_.set_v_error(error.v);
+  response_.set_k_error_worst_row(error.k_worst_row);
+  response_.set_v_error_worst_row(error.v_worst_row);
+  response_.set_tokens(k.size() / (size_t{request_.kv_heads()} * request_.head_dim()));
+  return absl::OkStatus();
+}
+
+}  // namespace fp8kvd::rpc

@@ -1,0 +1,79 @@
+// server/rpc/helper_jobs.h: the rpcs that compute without the engine, on the helper thread, and the
+// one that is not built yet.
+#pragma once
+
+#include <vector>
+
+#include "fp8kvd/v1/kv.pb.h"
+#include "server/rpc/helper_thread.h"
+#include "server/rpc/job.h"
+
+namespace fp8kvd::rpc {
+
+// Parses on the poller, computes on the helper thread.
+class HelperJob : public Job, private HelperThread::Task {
+ public:
+  using Job::Job;
+  Next Begin(grpc::ByteBuffer* bytes, const Arrival& arrival) final;
+  absl::Status Answer(grpc::ByteBuffer* reply) final;
+
+ protected:
+  // On the poller: the message, checked as far as its size goes.
+  virtual absl::Status Read(grpc::ByteBuffer* bytes) = 0;
+  // On the helper thread.
+  virtual absl::Status Compute() = 0;
+  virtual const google::protobuf::Message& response() const = 0;
+
+ private:
+  void Execute() final;
+
+  absl::Status status_;
+};
+
+// What PlanPrecision plans with: the configuration's models and policy.
+struct Planner {
+  config::PolicyOptions policy;
+  std::vector<config::ModelOptions> models;  // hf_config imported
+};
+
+class PlanJob final : public HelperJob {
+ public:
+  using HelperJob::HelperJob;
+
+ private:
+  absl::Status Read(grpc::ByteBuffer* bytes) override;
+  absl::Status Compute() override;
+  const google::protobuf::Message& response() const override { return response_; }
+
+  v1::PlanPrecisionRequest request_;
+  v1::PlanPrecisionResponse response_;
+};
+
+class MeasureJob final : public HelperJob {
+ public:
+  using HelperJob::HelperJob;
+
+ private:
+  absl::Status Read(grpc::ByteBuffer* bytes) override;
+  absl::Status Compute() override;
+  const google::protobuf::Message& response() const override { return response_; }
+
+  v1::MeasureKvErrorRequest request_;
+  v1::MeasureKvErrorResponse response_;
+};
+
+// OpenSharedMemory.
+class NotBuiltJob final : public Job {
+ public:
+  using Job::Job;
+  Next Begin(grpc::ByteBuffer* bytes, const Arrival&) override {
+    bytes->Clear();
+    return Next::kAnswer;
+  }
+  absl::Status Answer(grpc::ByteBuffer*) override {
+    return absl::UnimplementedError(
+        "the same-host transport is not part of this version; use Decode and DecodeStream");
+  }
+};
+
+}  // namespace fp8kvd::rpc

@@ -1,0 +1,28 @@
+#include "server/rpc/info_job.h"
+
+#include "server/rpc/control_job.h"
+
+namespace fp8kvd::rpc {
+
+Job::Next InfoJob::Begin(grpc::ByteBuffer* bytes, const Arrival&) {
+  v1::GetServerInfoRequest request;
+  status_ = ParseBounded(bytes, kControlBytesMax, &request);
+  return Next::kAnswer;
+}
+
+absl::Status InfoJob::Answer(grpc::ByteBuffer* reply) {
+  if (!status_.ok()) return status_;
+  v1::GetServerInfoResponse response = translate::ServerInfo(*parts().catalog);
+  for (const engine::PoolStats& pool : parts().engine->stats().pools) {
+    v1::LayerGroupInfo* const info =
+        response.mutable_models(pool.model)->mutable_groups(pool.group);
+    info->set_pages_total(pool.pages_total);
+    info->set_pages_used(pool.pages_used);
+    info->set_pages_free(pool.pages_free);
+  }
+  response.set_draining(parts().draining);
+  *reply = translate::Serialize(response);
+  return absl::OkStatus();
+}
+
+}  // namespace fp8kvd::rpc

@@ -1,0 +1,108 @@
+// server/rpc/job.h: one message from its bytes to its answer: read and checked, loaded into
+// staging, given to the engine (or another thread), answered. A call owns its jobs; a job comes
+// back to its call's poller as one event.
+//
+// Life: Begin; then, if it said kLater, the owner's OnWork, exactly once; then Answer, once, which
+// gives back everything that the job held. Then Begin may be called again. Threads: all on the
+// poller, but Done, which the engine's thread calls.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "grpcpp/support/byte_buffer.h"
+
+#include "server/engine/engine.h"
+#include "server/engine/messages.h"
+#include "server/rpc/poller.h"
+#include "server/translate/catalog.h"
+
+namespace fp8kvd::rpc {
+
+class HelperThread;
+struct Planner;
+
+// What every call reaches. Outlives all calls.
+struct Parts {
+  const translate::Catalog* catalog = nullptr;
+  engine::Engine* engine = nullptr;
+  const engine::Clock* clock = nullptr;
+  HelperThread* helper = nullptr;
+  const Planner* planner = nullptr;
+  int64_t calls_max = 0;            // open at a time
+  int32_t stream_inflight_max = 0;  // messages of a DecodeStream read and not yet answered
+  // Once set: nothing listens for calls any more.
+  std::atomic<bool> stopping{false};
+  std::atomic<bool> draining{false};  // new work is refused, streams end when they are idle
+  std::atomic<int64_t> calls_open{0};
+};
+
+// When a message came and how long it may take.
+struct Arrival {
+  engine::TimeUs arrived = 0;
+  engine::TimeUs deadline = engine::kNoDeadline;
+};
+
+class Work;
+
+class WorkOwner {
+ public:
+  virtual void OnWork(Work* work) = 0;
+
+ protected:
+  ~WorkOwner() = default;
+};
+
+// What another thread does for a call, and how it comes back.
+class Work : public engine::Completion, public Posted {
+ public:
+  Work(const Parts* parts, Poller* poller, WorkOwner* owner)
+      : parts_(parts), poller_(poller), owner_(owner) {}
+  ~Work() override = default;
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+  // The client has gone; only while OnWork is still to come.
+  virtual void Cancel() {}
+
+  // Advice that goes with a RESOURCE_EXHAUSTED; 0: none.
+  int32_t retry_after_ms() const { return retry_after_ms_; }
+
+  void Done() final { poller_->Post(this); }
+  void OnPosted() final { owner_->OnWork(this); }
+
+ protected:
+  const Parts& parts() const { return *parts_; }
+
+  // Hands the request to the engine, or says why not.
+  absl::Status Submit(engine::Request* request, const Arrival& arrival) {
+    request->done = this;
+    request->arrived = arrival.arrived;
+    request->deadline = arrival.deadline;
+    absl::Status status = parts_->engine->Submit(request);
+    if (!status.ok()) retry_after_ms_ = request->retry_after_ms;
+    return status;
+  }
+
+  int32_t retry_after_ms_ = 0;
+
+ private:
+  const Parts* const parts_;
+  Poller* const poller_;
+  WorkOwner* const owner_;
+};
+
+// A message that gets a reply of its own.
+class Job : public Work {
+ public:
+  enum class Next : uint8_t { kAnswer, kLater };
+  using Work::Work;
+
+  // Takes the bytes out of `message`.
+  virtual Next Begin(grpc::ByteBuffer* message, const Arrival& arrival) = 0;
+  // The reply, or why there is none.
+  virtual absl::Status Answer(grpc::ByteBuffer* reply) = 0;
+};
+
+}  // namespace fp8kvd::rpc

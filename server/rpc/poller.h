@@ -1,0 +1,79 @@
+// server/rpc/poller.h: one completion queue and the one thread that empties it. Every call lives on
+// one poller: all its events run there, so a call needs no lock.
+//
+// Promises: an Event that was handed to gRPC as a tag runs once, on this poller's thread. Post
+// makes
+//   an object's OnPosted run there too, in the order of the posts; it takes no memory and no lock,
+//   and of posts that come together only the first wakes the thread.
+// Does not manage: what events mean (the calls); starting and joining its thread (server.h).
+// Threads: Post from any; the rest from the thread of Run.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "grpcpp/alarm.h"
+#include "grpcpp/completion_queue.h"
+
+namespace fp8kvd::rpc {
+
+// What a completion queue hands back for one finished operation.
+class Event {
+ public:
+  virtual void Ready(bool ok) = 0;
+
+ protected:
+  ~Event() = default;
+};
+
+// An event that calls a member of its owner.
+template <typename Owner>
+class MemberEvent final : public Event {
+ public:
+  MemberEvent(Owner* owner, void (Owner::*member)(bool ok)) : owner_(owner), member_(member) {}
+  MemberEvent(const MemberEvent&) = delete;
+  MemberEvent& operator=(const MemberEvent&) = delete;
+  void Ready(bool ok) override { (owner_->*member_)(ok); }
+
+ private:
+  Owner* const owner_;
+  void (Owner::*const member_)(bool ok);
+};
+
+// Something that comes back to a poller from another thread; one post of it at a time.
+class Posted {
+ public:
+  virtual void OnPosted() = 0;
+
+ protected:
+  virtual ~Posted() = default;
+
+ private:
+  friend class Poller;
+  Posted* next_ = nullptr;
+};
+
+class Poller final : private Event {
+ public:
+  explicit Poller(std::unique_ptr<grpc::ServerCompletionQueue> queue);
+  ~Poller();  // after Run returned
+  Poller(const Poller&) = delete;
+  Poller& operator=(const Poller&) = delete;
+
+  grpc::ServerCompletionQueue* queue() { return queue_.get(); }
+
+  // Hands out events until the queue was shut down and is empty.
+  void Run();
+
+  // Nothing may be posted once the queue is shut down.
+  void Post(Posted* posted);
+
+ private:
+  void Ready(bool ok) override;  // the wake-up
+
+  const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::atomic<Posted*> posted_{nullptr};  // newest first
+  grpc::Alarm alarm_;  // set by whoever posts to an empty list; consumed before the list is taken
+};
+
+}  // namespace fp8kvd::rpc

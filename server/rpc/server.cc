@@ -1,0 +1,120 @@
+#include "server/rpc/server.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "grpcpp/resource_quota.h"
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server_builder.h"
+
+#include "config/base/check.h"
+
+namespace fp8kvd::rpc {
+namespace {
+
+// The one place where a connection is taken or refused: TLS and tokens go here.
+std::shared_ptr<grpc::ServerCredentials> Credentials(const config::ServerOptions&) {
+  return grpc::InsecureServerCredentials();
+}
+
+void SetLimits(const config::ServerOptions& options, grpc::ServerBuilder* builder) {
+  const auto set = [builder](const char* argument, int value) {
+    builder->AddChannelArgument(argument, value);
+  };
+  const auto message_bytes = static_cast<int>(options.message_bytes_max);
+  builder->SetMaxReceiveMessageSize(message_bytes);
+  builder->SetMaxSendMessageSize(-1);  // requests.cc bounds replies
+  set(GRPC_ARG_ALLOW_REUSEPORT, 0);    // else a second daemon takes half of the connections
+  set(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.streams_per_connection_max);
+  set(GRPC_ARG_MAX_METADATA_SIZE, options.metadata_bytes_max);
+  // Dead peers are found; peers that ask for life more often than a tenth of our own pace are cut.
+  set(GRPC_ARG_KEEPALIVE_TIME_MS, options.keepalive_ms);
+  set(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, options.keepalive_ms);
+  set(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  set(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+      std::max(1000, options.keepalive_ms / 10));
+  set(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);  // a tensor comes in few slices
+}
+
+// Runs a function on a poller's thread, and deletes itself.
+class Errand final : public Posted {
+ public:
+  static void Send(Poller* poller, std::function<void()> function) {
+    poller->Post(new Errand(std::move(function)));
+  }
+  void OnPosted() override {
+    function_();
+    delete this;
+  }
+
+ private:
+  explicit Errand(std::function<void()> function) : function_(std::move(function)) {}
+  const std::function<void()> function_;
+};
+
+}  // namespace
+
+Server::Server(Planner planner, ops::Metrics* metrics)
+    : planner_(std::move(planner)), services_(metrics) {}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOptions& options,
+                                                      const translate::Catalog* catalog,
+                                                      engine::Engine* engine,
+                                                      const engine::Clock* clock, Planner planner,
+                                                      ops::Metrics* metrics) {
+  std::unique_ptr<Server> self(new Server(std::move(planner), metrics));
+  Parts& parts = self->parts_;
+  parts.catalog = catalog;
+  parts.engine = engine;
+  parts.clock = clock;
+  parts.helper = &self->helper_;
+  parts.planner = &self->planner_;
+  parts.calls_max = options.streams_max;
+  parts.stream_inflight_max = options.stream_inflight_max;
+
+  grpc::ServerBuilder builder;
+  SetLimits(options, &builder);
+  for (grpc::Service* service : self->services_.grpc_services()) builder.RegisterService(service);
+  builder.AddListeningPort(options.listen_address, Credentials(options), &self->port_);
+  for (int32_t i = 0; i < options.poller_threads; ++i) {
+    self->pollers_.push_back(std::make_unique<Poller>(builder.AddCompletionQueue()));
+  }
+  self->server_ = builder.BuildAndStart();
+  if (self->server_ == nullptr || self->port_ == 0) {
+    for (const std::unique_ptr<Poller>& poller : self->pollers_) poller->queue()->Shutdown();
+    for (const std::unique_ptr<Poller>& poller : self->pollers_) poller->Run();
+    return absl::UnavailableError(absl::StrCat(
+        "cannot listen on ", options.listen_address,
+        ": it is taken by another process, or not an address of this machine; stop that "
+        "process or set listen_address (port 0 takes a free one)"));
+  }
+  for (const std::unique_ptr<Poller>& poller : self->pollers_) {
+    self->services_.Listen(&parts, poller.get());
+    self->threads_.emplace_back([raw = poller.get()] { raw->Run(); });
+  }
+  return self;
+}
+
+Server::~Server() { FP8KVD_CHECK(threads_.empty()); }
+
+void Server::Drain() {
+  parts_.draining = true;
+  for (const std::unique_ptr<Poller>& poller : pollers_) {
+    Errand::Send(poller.get(), [this, raw = poller.get()] { services_.Drain(raw); });
+  }
+}
+
+void Server::Shutdown(std::chrono::milliseconds patience) {
+  parts_.stopping = true;
+  server_->Shutdown(std::chrono::system_clock::now() + patience);
+  // On the pollers' own threads, after whatever they are doing now: nothing listens afterwards.
+  for (const std::unique_ptr<Poller>& poller : pollers_) {
+    Errand::Send(poller.get(), [raw = poller.get()] { raw->queue()->Shutdown(); });
+  }
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+}  // namespace fp8kvd::rpc

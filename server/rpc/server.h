@@ -1,0 +1,62 @@
+// server/rpc/server.h: the gRPC server: the port, the pollers and their threads, drain and
+// shutdown.
+//
+// Promises: the number of threads is fixed at Start, whatever the number of connections, calls and
+//   streams. A second server on the same port does not start. After Drain new work is answered
+//   UNAVAILABLE by the engine, idle streams end, and Check says NOT_SERVING. Shutdown returns when
+//   every call was finished, at the latest a moment after its deadline.
+// Does not manage: the engine, which must answer what it took while Shutdown waits.
+// Threads: Start, Drain and Shutdown on one; the pollers are its own.
+// Errors: UNAVAILABLE where the address cannot be listened on.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "grpcpp/server.h"
+
+#include "config/options.h"
+#include "server/ops/metrics.h"
+#include "server/rpc/helper_jobs.h"
+#include "server/rpc/helper_thread.h"
+#include "server/rpc/job.h"
+#include "server/rpc/services.h"
+
+namespace fp8kvd::rpc {
+
+class Server {
+ public:
+  // catalog, engine, clock and metrics outlive the server.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const config::ServerOptions& options,
+                                                       const translate::Catalog* catalog,
+                                                       engine::Engine* engine,
+                                                       const engine::Clock* clock, Planner planner,
+                                                       ops::Metrics* metrics);
+  ~Server();  // after Shutdown
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  int port() const { return port_; }
+  int64_t calls_open() const { return parts_.calls_open; }
+
+  void Drain();
+  void Shutdown(std::chrono::milliseconds patience);
+
+ private:
+  Server(Planner planner, ops::Metrics* metrics);
+
+  const Planner planner_;
+  Parts parts_;
+  HelperThread helper_;
+  Services services_;
+  std::vector<std::unique_ptr<Poller>> pollers_;
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<std::thread> threads_;
+  int port_ = 0;
+};
+
+}  // namespace fp8kvd::rpc
