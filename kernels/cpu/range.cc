@@ -1,0 +1,51 @@
+#include "kernels/cpu/range.h"
+
+#include "config/base/limits.h"
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/range.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace fp8kvd::kernels::cpu::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+int64_t FirstOutOfRange(const uint16_t* HWY_RESTRICT values, int64_t count) {
+  // Without its sign, a bf16 orders as an integer, infinities and NaN at the top.
+  constexpr int16_t kLargestAllowed = ((127 + kRangeExponent) << 7) - 1;
+  const hn::ScalableTag<int16_t> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto largest = hn::Set(d, kLargestAllowed);
+  const auto magnitude_bits = hn::Set(d, int16_t{0x7FFF});
+  const auto* at = reinterpret_cast<const int16_t*>(values);
+  int64_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    auto top = hn::And(hn::LoadU(d, at + i), magnitude_bits);
+    for (int64_t part = 1; part < 4; ++part) {
+      top = hn::Max(top, hn::And(hn::LoadU(d, at + i + part * lanes), magnitude_bits));
+    }
+    if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Gt(top, largest)))) break;  // it is among these
+  }
+  for (; i < count; ++i) {
+    if ((values[i] & 0x7FFF) > kLargestAllowed) return i;
+  }
+  return -1;
+}
+
+}  // namespace fp8kvd::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace fp8kvd::kernels::cpu {
+
+HWY_EXPORT(FirstOutOfRange);
+
+int64_t FirstOutOfRange(const uint16_t* values, int64_t count) {
+  return HWY_DYNAMIC_DISPATCH(FirstOutOfRange)(values, count);
+}
+
+}  // namespace fp8kvd::kernels::cpu
+#endif  // HWY_ONCE
