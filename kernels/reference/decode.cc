@@ -32,23 +32,26 @@ void DecodeHead(const DecodeInput& input, const std::vector<double>& k,
   const int64_t at = int64_t{j} * input.kv_heads * input.group + q_head;
   const int32_t last = input.pos + j;
   const int32_t first = input.window == 0 ? 0 : std::max(0, last - input.window + 1);
-  const auto row_of = [&](int32_t token) {
-    return (int64_t{token} * input.kv_heads + kv_head) * head_dim;
+  const auto row_of = [&](const std::vector<double>& rows, int32_t token) {
+    return &rows[(int64_t{token} * input.kv_heads + kv_head) * head_dim];
   };
+  std::vector<double> q(head_dim);
+  for (int32_t i = 0; i < head_dim; ++i) {
+    q[i] = static_cast<double>(Bf16ToFloat(input.q[at * head_dim + i]));
+  }
 
+  const double sm_scale = static_cast<double>(input.sm_scale);
+  const double softcap = static_cast<double>(input.softcap);
   std::vector<double> scores;
   double largest = -std::numeric_limits<double>::infinity();
   for (int32_t token = first; token <= last; ++token) {
+    const double* k_row = row_of(k, token);
     double dot = 0.0;
     double dot_abs = 0.0;
     for (int32_t i = 0; i < head_dim; ++i) {
-      const double q = static_cast<double>(Bf16ToFloat(input.q[at * head_dim + i]));
-      const double product = q * k[row_of(token) + i];
-      dot += product;
-      dot_abs += std::fabs(product);
+      dot += q[i] * k_row[i];
+      dot_abs += std::fabs(q[i] * k_row[i]);
     }
-    const double sm_scale = static_cast<double>(input.sm_scale);
-    const double softcap = static_cast<double>(input.softcap);
     double score = dot * sm_scale;
     if (softcap > 0.0) score = softcap * std::tanh(score / softcap);
     scores.push_back(score);
@@ -66,11 +69,14 @@ void DecodeHead(const DecodeInput& input, const std::vector<double>& k,
   double sum = has_sink ? std::exp(sink - largest) : 0.0;
   for (const double score : scores) sum += std::exp(score - largest);
   output.lse[at] = largest + std::log(sum);
+  double* out = &output.out[at * head_dim];
+  double* out_abs = &output.out_abs[at * head_dim];
   for (int32_t token = first; token <= last; ++token) {
     const double p = std::exp(scores[token - first] - largest) / sum;
+    const double* v_row = row_of(v, token);
     for (int32_t i = 0; i < head_dim; ++i) {
-      output.out[at * head_dim + i] += p * v[row_of(token) + i];
-      output.out_abs[at * head_dim + i] += p * std::fabs(v[row_of(token) + i]);
+      out[i] += p * v_row[i];
+      out_abs[i] += p * std::fabs(v_row[i]);
     }
   }
 }

@@ -62,6 +62,16 @@ struct Case {
 enum class Set : uint8_t { kShort, kFull };
 std::vector<Case> Cases(Set set);
 
+// Instrumented code walks the short set.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr Set kSetOfThisBuild = Set::kShort;
+#elif defined(__has_feature)
+inline constexpr Set kSetOfThisBuild =
+    __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ? Set::kShort : Set::kFull;
+#else
+inline constexpr Set kSetOfThisBuild = Set::kFull;
+#endif
+
 // (row, query token, KV head) triples of a case: the accuracy contract is over at least 64.
 int64_t Pairs(const Case& c);
 inline constexpr int64_t kPairsMin = 64;
@@ -82,6 +92,7 @@ struct RowData {
   std::vector<float> sink_logits;
 };
 RowData MakeRowData(const Case& c, int32_t row);
+std::vector<RowData> MakeData(const Case& c);  // of all rows
 
 // Seeded numbers for data that a test makes itself (SplitMix64).
 class Random {

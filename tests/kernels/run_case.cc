@@ -47,8 +47,8 @@ struct Output {
 // Everything one launch needs, laid out on the device.
 class CaseOnDevice {
  public:
-  CaseOnDevice(Device& device, const Case& c, Unseen unseen)
-      : device_(device), case_(c), unseen_(unseen) {
+  CaseOnDevice(Device& device, const Case& c, const std::vector<RowData>& data, Unseen unseen)
+      : device_(device), case_(c), data_(data), unseen_(unseen) {
     int32_t kv_heads_max = 1;
     for (const Row& row : c.rows) kv_heads_max = std::max(kv_heads_max, row.kv_heads);
     block_bytes_ = device.BlockBytes(c.precision, c.head_dim);
@@ -94,7 +94,7 @@ class CaseOnDevice {
 
   std::string AddRow(int32_t index) {
     const Row& row = case_.rows[index];
-    const RowData data = MakeRowData(case_, index);
+    const RowData& data = data_[index];
     const Visible in_cache = InCache(row, unseen_);
     const int32_t* table = nullptr;
     const std::string error = PlaceTable(row, in_cache, &table);
@@ -192,6 +192,7 @@ class CaseOnDevice {
 
   Device& device_;
   const Case& case_;
+  const std::vector<RowData>& data_;
   const Unseen unseen_;
   int64_t block_bytes_ = 0;
   int64_t page_stride_ = 0;
@@ -234,15 +235,16 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 
 }  // namespace
 
-std::string Launch(Device& device, const Case& c, Unseen unseen, Answer* answer) {
-  return CaseOnDevice(device, c, unseen).Run(answer);
+std::string Launch(Device& device, const Case& c, const std::vector<RowData>& data, Unseen unseen,
+                   Answer* answer) {
+  return CaseOnDevice(device, c, data, unseen).Run(answer);
 }
 
-reference::DecodeOutput Right(const Case& c, Broken broken) {
+reference::DecodeOutput Right(const Case& c, const std::vector<RowData>& all_data, Broken broken) {
   reference::DecodeOutput all;
   for (size_t i = 0; i < c.rows.size(); ++i) {
     const Row& row = c.rows[i];
-    const RowData data = MakeRowData(c, static_cast<int32_t>(i));
+    const RowData& data = all_data[i];
     Stored k;
     Stored v;
     reference::DecodeInput input;
@@ -272,18 +274,24 @@ reference::DecodeOutput Right(const Case& c, Broken broken) {
   return all;
 }
 
-std::string RunCase(Device& device, const Case& c) {
+std::string RunCase(Device& device, const Case& c, const std::vector<RowData>& data,
+                    const reference::DecodeOutput& right) {
   Answer answer;
   Answer again;
-  std::string error = Launch(device, c, Unseen::kPoison, &answer);
-  if (error.empty()) error = Launch(device, c, Unseen::kTokens, &again);
+  std::string error = Launch(device, c, data, Unseen::kPoison, &answer);
+  if (error.empty()) error = Launch(device, c, data, Unseen::kTokens, &again);
   if (!error.empty()) return c.name + ": " + error;
-  const Verdict verdict = Judge(answer, Right(c, Broken::kNone), c.out_type);
+  const Verdict verdict = Judge(answer, right, c.out_type);
   if (!verdict.holds) return c.name + ": " + verdict.why;
   if (!SameBits(answer.out, again.out) || !SameBits(answer.lse, again.lse)) {
     return c.name + ": the answer depends on tokens that no query sees";
   }
   return "";
+}
+
+std::string RunCase(Device& device, const Case& c) {
+  const std::vector<RowData> data = MakeData(c);
+  return RunCase(device, c, data, Right(c, data, Broken::kNone));
 }
 
 std::string CheckThatBrokenScalesFail() {
@@ -298,7 +306,8 @@ std::string CheckThatBrokenScalesFail() {
     row.kv_heads = 2;
     c.rows.push_back(row);
   }
-  const reference::DecodeOutput right = Right(c, Broken::kNone);
+  const std::vector<RowData> data = MakeData(c);
+  const reference::DecodeOutput right = Right(c, data, Broken::kNone);
   const auto as_answer = [](const reference::DecodeOutput& output) {
     Answer answer;
     for (const double x : output.out) answer.out.push_back(static_cast<float>(x));
@@ -308,7 +317,7 @@ std::string CheckThatBrokenScalesFail() {
   for (const OutType out_type : {OutType::kFp32, OutType::kBf16}) {
     if (!Judge(as_answer(right), right, out_type).holds) return "the right answer was refused";
     for (const Broken broken : {Broken::kVScaleTimes105, Broken::kOneScaleForAll}) {
-      if (Judge(as_answer(Right(c, broken)), right, out_type).holds) {
+      if (Judge(as_answer(Right(c, data, broken)), right, out_type).holds) {
         return broken == Broken::kVScaleTimes105 ? "V scales x 1.05 were not noticed"
                                                  : "one token's scale for all was not noticed";
       }

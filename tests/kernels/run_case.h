@@ -43,15 +43,19 @@ enum class Unseen : uint8_t {
 };
 
 // Empty when the device took the work and wrote nothing outside of its outputs.
-std::string Launch(Device& device, const Case& c, Unseen unseen, Answer* answer);
+std::string Launch(Device& device, const Case& c, const std::vector<RowData>& data, Unseen unseen,
+                   Answer* answer);
 
 // The right answer of a case, from the reference. Scales as broken makes them, for the tests of the
 // test: kNone is the right one.
 enum class Broken : uint8_t { kNone, kVScaleTimes105, kOneScaleForAll };
-reference::DecodeOutput Right(const Case& c, Broken broken);
+reference::DecodeOutput Right(const Case& c, const std::vector<RowData>& data, Broken broken);
 
-// Launch with poison, judge, and again with kTokens: same bits. Empty when all holds.
+// Launch with poison, judge, and again with kTokens: same bits. Empty when all holds. The second
+// form is for several devices that share the work of Right.
 std::string RunCase(Device& device, const Case& c);
+std::string RunCase(Device& device, const Case& c, const std::vector<RowData>& data,
+                    const reference::DecodeOutput& right);
 
 // The judge must refuse outputs made with broken scales. Empty when it does.
 std::string CheckThatBrokenScalesFail();

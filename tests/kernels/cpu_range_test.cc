@@ -1,0 +1,51 @@
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kernels/bf16.h"
+#include "kernels/cpu/range.h"
+#include "tests/kernels/cpu_targets.h"
+
+namespace fp8kvd::kernels::cpu {
+namespace {
+
+constexpr uint16_t kLargestAllowed = 0x4D7F;   // the bf16 before 2^28
+constexpr uint16_t kSmallestRefused = 0x4D80;  // 2^28
+
+class CpuRange : public OnEachTarget {};
+
+TEST_P(CpuRange, TheLimitIsTwoToThe28th) {
+  ASSERT_EQ(Bf16ToFloat(kSmallestRefused), 0x1p28F);
+  for (const uint16_t sign : {0x0000, 0x8000}) {
+    const std::vector<uint16_t> allowed(100, kLargestAllowed | sign);
+    EXPECT_EQ(FirstOutOfRange(allowed.data(), 100), -1);
+    const std::vector<uint16_t> refused(100, kSmallestRefused | sign);
+    EXPECT_EQ(FirstOutOfRange(refused.data(), 100), 0);
+  }
+}
+
+TEST_P(CpuRange, EveryBf16IsRefusedExactlyWhenItIsNotFiniteOrTooLarge) {
+  for (uint32_t bits = 0; bits <= 0xFFFF; ++bits) {
+    const auto value = static_cast<uint16_t>(bits);
+    const bool allowed = std::abs(Bf16ToFloat(value)) < 0x1p28F;  // false for NaN
+    ASSERT_EQ(FirstOutOfRange(&value, 1), allowed ? -1 : 0) << bits;
+  }
+}
+
+TEST_P(CpuRange, TheFirstOffenderIsFoundAtEveryPlaceOfEveryLength) {
+  for (int64_t count = 0; count <= 300; count += count < 140 ? 1 : 13) {
+    std::vector<uint16_t> values(count, kLargestAllowed);
+    EXPECT_EQ(FirstOutOfRange(values.data(), count), -1);
+    for (int64_t at = 0; at < count; ++at) {
+      values.assign(count, kLargestAllowed);
+      values[at] = 0x7FC0;     // NaN
+      values.back() = 0xFF80;  // a later one is not named
+      ASSERT_EQ(FirstOutOfRange(values.data(), count), at);
+    }
+  }
+}
+
+FP8KVD_ON_EACH_TARGET(CpuRange);
+
+}  // namespace
+}  // namespace fp8kvd::kernels::cpu
