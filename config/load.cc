@@ -42,8 +42,8 @@ absl::Status AtLine(absl::string_view file, const absl::Status& status) {
 absl::Status Invalid(const std::string& text) { return absl::InvalidArgumentError(text); }
 
 absl::Status ApplyEnvironment(absl::Span<const std::string> environment, Loaded* loaded) {
-  std::vector<std::string> known = {std::string(kConfigEnv)};
-  for (const Key<Options>& key : Keys()) known.push_back(EnvName(key));
+  std::vector<std::string> known;
+  for (const Key<Options>& key : Keys()) known.emplace_back(key.name);
   for (const std::string& entry : environment) {
     const size_t equals = entry.find('=');
     const absl::string_view name = absl::string_view(entry).substr(0, equals);
@@ -52,11 +52,7 @@ absl::Status ApplyEnvironment(absl::Span<const std::string> environment, Loaded*
     const Key<Options>* key = FindKey(key_name);
     if (key == nullptr || EnvName(*key) != name) {
       // Not refused: Kubernetes sets FP8KVD_PORT and the like for a service named fp8kvd.
-      const std::string near = NearestWord(key_name, [&] {
-        std::vector<std::string> names;
-        for (const Key<Options>& k : Keys()) names.emplace_back(k.name);
-        return names;
-      }());
+      const std::string near = NearestWord(key_name, known);
       loaded->warnings.push_back(absl::StrCat(
           "environment: ", absl::CEscape(name), " is no key of ours and was ignored",
           near.empty() ? "" : absl::StrCat("; did you mean ", EnvName(*FindKey(near)), "?")));

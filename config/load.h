@@ -33,7 +33,7 @@ inline constexpr int64_t kConfigBytesMax = int64_t{1} << 20;
 struct Loaded {
   Options options;                    // hf_config imported
   std::vector<PlannedModel> models;   // as options.models
-  Sources sources;                    // of every key that has not its default
+  Sources sources;                    // of every key that somebody set
   std::vector<std::string> warnings;  // for the log
 };
 

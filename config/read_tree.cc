@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -79,10 +80,17 @@ class FileReader {
                                      "; see --help for its form"));
   }
 
+  // Written once as here and once as protobuf's JSON does.
+  absl::Status Twice(const Tree& tree, absl::string_view name) const {
+    return Refuse(tree, absl::StrCat(absl::CEscape(name), " stands twice; remove one"));
+  }
+
   absl::Status ReadSection(const Tree& section, const std::string& name) {
     if (section.kind == Tree::Kind::kNull) return absl::OkStatus();
     if (section.kind != Tree::Kind::kObject) return WrongKind(section, name, "an object");
+    std::set<std::string> seen;
     for (const Tree& entry : section.children) {
+      if (!seen.insert(SnakeCase(entry.name)).second) return Twice(entry, SnakeCase(entry.name));
       std::vector<std::string> known;
       const Key<Options>* found = nullptr;
       for (const Key<Options>& key : Keys()) {
@@ -124,25 +132,27 @@ class FileReader {
     return status.ok() ? status : Refuse(entry, status.message());
   }
 
-  // The entries of an object into `owner`; one named `nested` goes to `read_nested`.
+  // The entries of an object into `owner`; one named `nested`, if not null, goes to `read_nested`.
   template <typename Owner, typename ReadNested>
   absl::Status ReadOwner(const Tree& object, absl::string_view what,
                          absl::Span<const Key<Owner>> keys, const char* nested,
                          const ReadNested& read_nested, Owner& owner) {
     if (object.kind != Tree::Kind::kObject) return WrongKind(object, what, "an object");
+    std::set<std::string> seen;
     for (const Tree& entry : object.children) {
       const std::string name = SnakeCase(entry.name);
       absl::Status status;
+      if (!seen.insert(name).second) return Twice(entry, name);
       const auto key = std::find_if(keys.begin(), keys.end(),
                                     [&](const Key<Owner>& k) { return name == k.name; });
       if (key != keys.end()) {
         status = ReadValue(entry, *key, owner);
-      } else if (name == nested) {
+      } else if (nested != nullptr && name == nested) {
         status = read_nested(entry);
       } else {
         std::vector<std::string> known;
         for (const Key<Owner>& k : keys) known.emplace_back(k.name);
-        if (*nested != '\0') known.emplace_back(nested);
+        if (nested != nullptr) known.emplace_back(nested);
         status = Refuse(entry,
                         absl::StrCat("unknown key ", Quoted(entry.name), Suggestion(name, known)));
       }
@@ -179,7 +189,7 @@ class FileReader {
       }
       LayerRule rule;
       const absl::Status status = ReadOwner<LayerRule>(
-          entry, "layer_rules", LayerRuleKeys(), "",
+          entry, "layer_rules", LayerRuleKeys(), nullptr,
           [](const Tree& /*entry*/) { return absl::OkStatus(); }, rule);
       if (!status.ok()) return status;
       model->layer_rules.push_back(std::move(rule));

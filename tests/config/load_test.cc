@@ -173,6 +173,20 @@ TEST(Load, AnUnknownKeyInJsonIsRefusedTheSameWay) {
             "file:1: unknown key \"poller_threads\"; it belongs into server");
 }
 
+TEST(Load, AnEmptyNameInJsonIsAnUnknownKeyEverywhere) {
+  for (const char* text : {R"({"": 1})", R"({"server": {"": 1}})", R"({"models": [{"": 1}]})",
+                           R"({"models": [{"layer_rules": [{"": 1}]}]})"}) {
+    EXPECT_THAT(JsonRefusal(text), StartsWith("file:1: unknown key \"\"; known here: ")) << text;
+  }
+}
+
+TEST(Load, AKeyInBothSpellingsStandsTwice) {
+  EXPECT_THAT(JsonRefusal("{\"server\": {\"poller_threads\": 1,\n\"pollerThreads\": 2}}"),
+              StartsWith("file:2: poller_threads stands twice"));
+  EXPECT_THAT(JsonRefusal("{\"models\": [{\"head_dim\": 64,\n\"headDim\": 64}]}"),
+              StartsWith("file:2: head_dim stands twice"));
+}
+
 TEST(Load, AnUnknownFlagIsRefusedWithASuggestion) {
   EXPECT_EQ(Refusal("", Format::kTextproto, {.flags = {"--poler-threads=2"}, .environment = {}}),
             "unknown flag --poler-threads; did you mean --poller_threads?");
