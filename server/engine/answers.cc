@@ -34,6 +34,7 @@ void Answers::EndWaiting(Request* request, const absl::Status& status) {
     case Request::Kind::kAppend:
       request->status = status;
       request->book.waiting = 0;
+      NoteLengths(static_cast<AppendRequest*>(request));
       if (!was_running) EndAppend(static_cast<AppendRequest*>(request));
       break;
     case Request::Kind::kControl:
@@ -43,15 +44,16 @@ void Answers::EndWaiting(Request* request, const absl::Status& status) {
   }
 }
 
-void Answers::EndAppend(AppendRequest* request) {
-  if (request->is_held) {
-    for (size_t i = 0; i < request->seq_lens.size(); ++i) {
-      request->seq_lens[i] =
-          context_.store.SeqLen(request->seq, request->layer + static_cast<int32_t>(i));
-    }
-    context_.store.Unhold(request->seq);
-    request->is_held = false;
+void Answers::NoteLengths(AppendRequest* request) {
+  for (size_t i = 0; request->is_held && i < request->seq_lens.size(); ++i) {
+    request->seq_lens[i] =
+        context_.store.SeqLen(request->seq, request->layer + static_cast<int32_t>(i));
   }
+}
+
+void Answers::EndAppend(AppendRequest* request) {
+  if (request->is_held) context_.store.Unhold(request->seq);
+  request->is_held = false;
   End(request);
 }
 
@@ -70,6 +72,7 @@ void Answers::End(Request* request) {
   const size_t kind = static_cast<size_t>(request->kind);
   ++context_.stats.requests_answered_total[kind];
   if (!request->status.ok()) ++context_.stats.requests_failed_total[kind];
+  admission_->GiveBack(request->book.places);
   request->book.next = nullptr;
   *ended_tail_ = request;
   ended_tail_ = &request->book.next;
@@ -82,7 +85,6 @@ void Answers::Tell() {
   ended_tail_ = &ended_;
   while (request != nullptr) {
     Request* const next = request->book.next;  // the call may be gone once it was told
-    admission_->GiveBack(request->book.places);
     request->done->Done();
     request = next;
   }

@@ -23,7 +23,9 @@ class Answers {
   void CloseItem(DecodeRequest* request, DecodeItem* item);
   // What still waits of the request ends with this status; it is out of the batcher already.
   void EndWaiting(Request* request, const absl::Status& status);
-  // Nothing of an append waits or runs any more.
+  // Nothing of an append waits any more: what is committed now is what it reports.
+  void NoteLengths(AppendRequest* request);
+  // Nothing of it runs either.
   void EndAppend(AppendRequest* request);
   void EndControl(ControlRequest* request);
   // Without looking at the store, which is of no use after a device fault.

@@ -72,8 +72,8 @@ class Batcher {
     std::vector<BatchItem> items;
     AppendRequest* append = nullptr;
     Request* controls = nullptr;  // linked by book.next; taken out of the list
-    Request* ended = nullptr;            // late or cancelled, linked and taken out likewise
-    TimeUs oldest_arrived = 0;           // of items
+    Request* ended = nullptr;     // late or cancelled, linked and taken out likewise
+    TimeUs oldest_arrived = 0;    // of items
   };
 
   Batcher(const std::vector<ModelSetup>* models, int32_t rows_max, int32_t places_max,

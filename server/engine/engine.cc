@@ -135,7 +135,10 @@ void Engine::Parts::LaunchSlice(AppendRequest* append, TimeUs now) {
     ++append->book.running;
     launches_.Push();
   }
-  if (append->book.waiting == 0) batcher_.Remove(append);
+  if (append->book.waiting == 0) {
+    batcher_.Remove(append);
+    answers_->NoteLengths(append);
+  }
   if (!status.ok()) {
     Fail(status);
     return;

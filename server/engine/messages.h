@@ -118,7 +118,8 @@ struct AppendRequest : Request {
   // number); slice_digests [layers_count, ceil(n / slice_tokens)] are of each slice's k and v rows.
   int32_t slice_tokens = 0;
   absl::Span<const uint64_t> slice_digests;
-  // Filled by the engine: committed tokens of each layer [layers_count], also after a failure.
+  // Filled by the engine: committed tokens of each layer [layers_count] when the last piece was
+  // taken or the chunk failed; 0 if the sequence is gone.
   absl::Span<int64_t> seq_lens;
   // The engine's own.
   int32_t pieces_done = 0;  // of (slice, layer), the layer running fastest

@@ -248,7 +248,7 @@ TEST(Decode, SeveralQueriesSeeWhatStandsBeforeEachOfThem) {
 // it.
 TEST(Decode, APageThatAWindowGivesBackIsNotOverwrittenInTheSameLaunch) {
   RigOptions options;
-  options.models = {ModelSpec{.windows = {64}, .pages = 4}};
+  options.models = {ModelSpec{.windows = {64}, .pages = 5}};
   options.cache.reclaim_slack_tokens = 0;
   options.engine.launches_inflight_max = 1;
   Rig rig(options);
@@ -272,12 +272,15 @@ TEST(Decode, APageThatAWindowGivesBackIsNotOverwrittenInTheSameLaunch) {
   DecodeCall takes(
       rig.engine, 0, 0,
       {ItemSpec{.handle = seqs[1], .pos = 0, .tokens = page_full, .queries = page_full}});
+  AppendCall follows(rig.engine, 0, 0, 1, seqs[1], 64, {74});  // must not overtake what is put off
   for (DecodeCall* call : {&reads_old, &last_of_page, &takes}) rig.Run(*call);
+  rig.Run(follows);
   rig.backend.Release();
   rig.Settle();
   for (DecodeCall* call : {&reads_old, &last_of_page, &takes}) {
     ASSERT_TRUE(call->items[0].status.ok()) << call->items[0].status;
   }
+  EXPECT_TRUE(follows.request.status.ok()) << follows.request.status;
   EXPECT_EQ(reads_old.Check(0, history), "");
   EXPECT_EQ(last_of_page.Check(0, history), "");
   EXPECT_EQ(takes.Check(0, page_full), "");

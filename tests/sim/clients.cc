@@ -1,0 +1,382 @@
+// What the clients of a world do, and how their answers are judged.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "tests/sim/world.h"
+
+namespace fp8kvd::testing {
+namespace {
+
+using Op = engine::ControlRequest::Op;
+constexpr size_t kFlightsMax = 6;  // of one client
+constexpr size_t kSeqsMax = 8;     // that it remembers
+
+}  // namespace
+
+void World::ActAs(Client& client) {
+  if (client.flights.size() >= kFlightsMax) return;
+  SeqModel* const seq = PickSeq(client);
+  const int64_t dice = random_.In(1, 100);
+  if (seq == nullptr || dice <= 6) {
+    Create(client);
+  } else if (dice <= 58) {
+    Decode(client, *seq);
+  } else if (dice <= 70) {
+    Append(client, *seq);
+  } else if (dice <= 73) {
+    Skip(client, *seq);
+  } else if (dice <= 82) {
+    Retry(client);
+  } else if (dice <= 87) {
+    Fork(client, *seq);
+  } else if (dice <= 92) {
+    Truncate(client, *seq);
+  } else {
+    FreeOrRenew(client, *seq);
+  }
+}
+
+// Mostly one that lives; forgets old ones that are gone and that nothing in flight names.
+SeqModel* World::PickSeq(Client& client) {
+  if (client.seqs.size() > kSeqsMax) {
+    client.seqs.remove_if(
+        [](const SeqModel& seq) { return seq.is_gone() && seq.calls_in_flight == 0; });
+  }
+  for (int32_t tries = 0; tries < 4 && !client.seqs.empty(); ++tries) {
+    auto seq = client.seqs.begin();
+    std::advance(seq, random_.In(0, static_cast<int64_t>(client.seqs.size()) - 1));
+    if (!seq->is_exclusive && (!seq->is_gone() || random_.Chance(10))) return &*seq;
+  }
+  return nullptr;
+}
+
+void World::Create(Client& client) {
+  Flight flight;
+  flight.control = std::make_unique<ControlCall>(engine_.get(), Op::kCreate);
+  engine::ControlRequest& request = flight.control->request;
+  request.model =
+      static_cast<int32_t>(random_.In(0, static_cast<int64_t>(engine_->models().size()) - 1));
+  request.count = static_cast<int32_t>(random_.In(1, 2));
+  request.expected_tokens = random_.Chance(50) ? random_.In(1, 200) : 0;
+  request.ttl_ms = random_.Chance(50) ? random_.In(20, 3'000) : 0;
+  flight.what = absl::StrCat("create ", request.count, " of ", request.expected_tokens);
+  Submit(client, std::move(flight));
+}
+
+ItemSpec World::MakeItem(SeqModel& seq, int32_t layer, bool is_append,
+                         std::vector<uint64_t>* tokens) {
+  ItemSpec spec{.handle = seq.handle(), .pos = seq.hoped[layer], .tokens = {}, .queries = {}};
+  const int64_t q_len = random_.Chance(80) ? 1 : random_.In(2, 4);
+  for (int64_t j = 0; j < q_len; ++j) {
+    if (is_append) spec.tokens.push_back(next_token_++);
+    spec.queries.push_back(next_token_++);
+  }
+  if (!is_append) {
+    spec.pos = std::max<int64_t>(0, seq.hoped[layer] - q_len - random_.In(0, 70));
+    if (random_.Chance(5)) spec.pos = random_.In(0, 300);
+  } else if (random_.Chance(4)) {
+    spec.pos = random_.In(0, 300);  // a gap, other bytes, or too old
+  } else {
+    seq.hoped[layer] += q_len;
+  }
+  *tokens = spec.tokens;
+  return spec;
+}
+
+void World::Decode(Client& client, SeqModel& seq) {
+  const ModelGeometry& geometry = engine_->models()[seq.model()].geometry;
+  int32_t layer = static_cast<int32_t>(random_.In(0, geometry.layers - 1));
+  if (random_.Chance(70)) {  // the slowest layer, as a model's pass would
+    layer = static_cast<int32_t>(std::min_element(seq.hoped.begin(), seq.hoped.end()) -
+                                 seq.hoped.begin());
+  }
+  const bool is_append = random_.Chance(75);
+  Flight flight;
+  std::vector<ItemSpec> items;
+  for (SeqModel& other : client.seqs) {
+    const bool may_join = &other == &seq || (random_.Chance(50) && other.model() == seq.model() &&
+                                             !other.is_exclusive);
+    if (!may_join) continue;
+    std::vector<uint64_t> tokens;
+    items.push_back(MakeItem(other, layer, is_append, &tokens));
+    flight.tokens.push_back(std::move(tokens));
+    flight.seqs.push_back(&other);
+  }
+  flight.what = absl::StrCat(is_append ? "decode" : "attend", " layer ", layer);
+  for (const ItemSpec& item : items) {
+    absl::StrAppend(&flight.what, " seq ", static_cast<uint64_t>(item.handle.seq_id), "@", item.pos,
+                    "+", item.queries.size());
+  }
+  flight.decode = std::make_unique<DecodeCall>(
+      engine_.get(), seq.model(), layer, std::move(items),
+      random_.Chance(25) ? kernels::OutType::kFp32 : kernels::OutType::kBf16);
+  Submit(client, std::move(flight));
+}
+
+// Sends what is in flight again: behind its original, with the same bytes or, rarely, with others.
+void World::Retry(Client& client) {
+  const Flight* original = nullptr;
+  for (const Flight& flight : client.flights) {
+    if (flight.decode && random_.Chance(50)) original = &flight;
+  }
+  if (original == nullptr) return;
+  const bool has_other_bytes = random_.Chance(20);
+  const DecodeCall& call = *original->decode;
+  Flight flight;
+  std::vector<ItemSpec> items;
+  for (size_t i = 0; i < call.items.size(); ++i) {
+    std::vector<uint64_t> tokens = original->tokens[i];
+    if (has_other_bytes && !tokens.empty()) tokens[0] = next_token_++;
+    std::vector<uint64_t> queries(call.items[i].q_len);
+    for (uint64_t& query : queries) query = next_token_++;
+    items.push_back(ItemSpec{.handle = call.items[i].handle,
+                             .pos = call.items[i].pos,
+                             .tokens = tokens,
+                             .queries = queries});
+    flight.tokens.push_back(std::move(tokens));
+  }
+  flight.seqs = original->seqs;
+  flight.what = absl::StrCat(has_other_bytes ? "other bytes for: " : "again: ", original->what);
+  flight.decode =
+      std::make_unique<DecodeCall>(engine_.get(), call.request.model, call.request.layer,
+                                   std::move(items), call.request.out_type);
+  Submit(client, std::move(flight));
+}
+
+void World::Append(Client& client, SeqModel& seq) {
+  const ModelGeometry& geometry = engine_->models()[seq.model()].geometry;
+  int32_t layer = 0;
+  int32_t count = geometry.layers;
+  if (random_.Chance(40)) {
+    layer = static_cast<int32_t>(random_.In(0, geometry.layers - 1));
+    count = static_cast<int32_t>(random_.In(1, geometry.layers - layer));
+  }
+  int64_t pos = seq.hoped[layer];
+  if (random_.Chance(4)) pos = random_.In(0, 300);
+  std::vector<uint64_t> tokens(random_.Chance(70) ? random_.In(1, 40) : random_.In(41, 150));
+  for (uint64_t& token : tokens) token = next_token_++;
+  for (int32_t l = layer; l < layer + count; ++l) {
+    if (seq.hoped[l] == pos) seq.hoped[l] += static_cast<int64_t>(tokens.size());
+  }
+  Flight flight;
+  flight.seqs = {&seq};
+  flight.what = absl::StrCat("append seq ", static_cast<uint64_t>(seq.handle().seq_id), " layers ",
+                             layer, "+", count, " @", pos, "+", tokens.size());
+  flight.append = std::make_unique<AppendCall>(engine_.get(), seq.model(), layer, count,
+                                               seq.handle(), pos, std::move(tokens));
+  Submit(client, std::move(flight));
+}
+
+// skip_to moves all layers of a group, so nothing else of the sequence may be in flight beside it.
+void World::Skip(Client& client, SeqModel& seq) {
+  const ModelGeometry& geometry = engine_->models()[seq.model()].geometry;
+  const int32_t layer = static_cast<int32_t>(random_.In(0, geometry.layers - 1));
+  if (seq.calls_in_flight > 0 || geometry.layer[layer].window == 0) return;
+  const int64_t pos = seq.hoped[layer] + random_.In(1, 90);
+  std::vector<uint64_t> tokens(random_.In(1, 4));
+  for (uint64_t& token : tokens) token = next_token_++;
+  seq.is_exclusive = true;
+  Flight flight;
+  flight.seqs = {&seq};
+  flight.what = absl::StrCat("skip seq ", static_cast<uint64_t>(seq.handle().seq_id), " layer ",
+                             layer, " to ", pos, "+", tokens.size());
+  flight.append =
+      std::make_unique<AppendCall>(engine_.get(), seq.model(), layer, /*layers_count=*/1,
+                                   seq.handle(), pos, std::move(tokens), /*skip_to=*/pos);
+  Submit(client, std::move(flight));
+}
+
+void World::Fork(Client& client, SeqModel& seq) {
+  Flight flight;
+  flight.control = std::make_unique<ControlCall>(engine_.get(), Op::kFork);
+  flight.control->request.handles = {seq.handle()};
+  flight.control->request.count = static_cast<int32_t>(random_.In(1, 2));
+  flight.control->request.expected_tokens = random_.Chance(40) ? random_.In(1, 200) : 0;
+  flight.seqs = {&seq};
+  flight.what = absl::StrCat("fork seq ", static_cast<uint64_t>(seq.handle().seq_id));
+  Submit(client, std::move(flight));
+}
+
+void World::Truncate(Client& client, SeqModel& seq) {
+  Flight flight;
+  flight.control = std::make_unique<ControlCall>(engine_.get(), Op::kTruncate);
+  const int64_t longest = *std::max_element(seq.hoped.begin(), seq.hoped.end());
+  const int64_t seq_len = std::max<int64_t>(0, longest - random_.In(0, 80));
+  flight.control->request.handles = {seq.handle()};
+  flight.control->request.seq_lens = {seq_len};
+  for (int64_t& hoped : seq.hoped) hoped = std::min(hoped, seq_len);
+  flight.seqs = {&seq};
+  flight.what =
+      absl::StrCat("truncate seq ", static_cast<uint64_t>(seq.handle().seq_id), " to ", seq_len);
+  Submit(client, std::move(flight));
+}
+
+void World::FreeOrRenew(Client& client, SeqModel& seq) {
+  Flight flight;
+  const Op op = random_.Of({Op::kFree, Op::kRenew, Op::kStat});
+  flight.control = std::make_unique<ControlCall>(engine_.get(), op);
+  flight.control->request.handles = {seq.handle()};
+  flight.seqs = {&seq};
+  flight.what = absl::StrCat(op == Op::kFree    ? "free"
+                             : op == Op::kRenew ? "renew"
+                                                : "stat",
+                             " seq ", static_cast<uint64_t>(seq.handle().seq_id));
+  Submit(client, std::move(flight));
+}
+
+void World::Submit(Client& client, Flight flight) {
+  engine::Request& request = flight.request();
+  request.arrived = now();
+  if (random_.Chance(12)) {
+    request.deadline = now() + random_.In(0, 6'000);
+    flight.facts.may_be_late = true;
+  }
+  flight.facts.submitted_us = now();
+  Count(absl::OkStatus(), "call");
+  Trace(flight.what);
+  if (const absl::Status status = flight.decode   ? flight.decode->Submit()
+                                  : flight.append ? flight.append->Submit()
+                                                  : flight.control->Submit();
+      !status.ok()) {
+    Count(status, "refused");
+    Trace(absl::StrCat("  refused: ", status.ToString()));
+    if (!absl::IsResourceExhausted(status) && !has_fault_) Complain(status.ToString());
+    if (absl::IsResourceExhausted(status) && request.retry_after_ms < 1) Complain("no delay");
+    for (SeqModel* seq : flight.seqs) {
+      seq->is_exclusive = false;
+      if (seq->calls_in_flight == 0) seq->ForgetHopes();
+    }
+    return;
+  }
+  for (SeqModel* seq : flight.seqs) {
+    seq->Touch(now());
+    ++seq->calls_in_flight;
+  }
+  client.flights.push_back(std::move(flight));
+}
+
+void World::CancelSomething() {
+  for (Client& client : clients_) {
+    for (Flight& flight : client.flights) {
+      if (!random_.Chance(30)) continue;
+      Trace(absl::StrCat("cancel: ", flight.what));
+      flight.request().cancelled = true;
+      flight.facts.was_cancelled = true;
+      return;
+    }
+  }
+}
+
+// Its connection is gone: what is in flight is cancelled, and nobody renews.
+void World::Kill(Client& client) {
+  Trace("a client dies");
+  client.is_alive = false;
+  ++tally_["killed client"];
+  for (Flight& flight : client.flights) {
+    flight.request().cancelled = true;
+    flight.facts.was_cancelled = true;
+  }
+}
+
+// Answers are judged in the order of the calls, since that is the order in which they take effect.
+void World::JudgeDone() {
+  for (Client& client : clients_) {
+    while (is_ok() && !client.flights.empty() && client.flights.front().done()) {
+      Flight& flight = client.flights.front();
+      if (flight.times_done() != 1) Complain("a call was answered twice");
+      Judge(client, flight);
+      for (SeqModel* seq : flight.seqs) {
+        --seq->calls_in_flight;
+        seq->is_exclusive = false;
+        if (seq->calls_in_flight == 0) seq->ForgetHopes();
+      }
+      if (flight.decode) flight.decode->Scribble();
+      if (flight.append) flight.append->Scribble();
+      client.flights.pop_front();
+    }
+  }
+}
+
+void World::Judge(Client& client, Flight& flight) {
+  const absl::Status& status = flight.request().status;
+  Trace(absl::StrCat("  answer to ", flight.what, ": ", status.ToString()));
+  Count(status, "answer");
+  if (absl::IsUnavailable(status)) {
+    if (!has_fault_ && !engine_->stats().failed) Complain("unavailable without a fault");
+    for (SeqModel* seq : flight.seqs) seq->Lose();
+    return;
+  }
+  if (std::any_of(flight.seqs.begin(), flight.seqs.end(),
+                  [](const SeqModel* seq) { return seq->is_lost(); })) {
+    return;
+  }
+  if (flight.decode) {
+    JudgeDecode(flight);
+  } else if (flight.append) {
+    const std::string why = flight.seqs[0]->JudgeAppend(flight.facts, *flight.append);
+    if (!why.empty()) Complain(absl::StrCat(flight.what, ": ", why));
+  } else {
+    JudgeControl(client, flight);
+  }
+}
+
+void World::JudgeDecode(Flight& flight) {
+  for (size_t i = 0; i < flight.seqs.size(); ++i) {
+    Count(flight.decode->items[i].status, "item");
+    Trace(absl::StrCat("    item ", i, ": ", flight.decode->items[i].status.ToString()));
+    const std::string why = flight.seqs[i]->JudgeItem(flight.facts, *flight.decode,
+                                                      static_cast<int32_t>(i), flight.tokens[i]);
+    if (!why.empty()) Complain(absl::StrCat(flight.what, " item ", i, ": ", why));
+  }
+}
+
+void World::JudgeControl(Client& client, Flight& flight) {
+  engine::ControlRequest& request = flight.control->request;
+  SeqModel* const seq = flight.seqs.empty() ? nullptr : flight.seqs[0];
+  const bool has_items = !request.item_status.empty();
+  const absl::Status status =
+      request.status.ok() && has_items ? request.item_status[0] : request.status;
+  if (has_items) Count(status, "control");
+  std::string why;
+  switch (request.op) {
+    case Op::kCreate:
+      if (!status.ok()) break;
+      for (const cache::SeqHandle& handle : request.handles) {
+        client.seqs.emplace_back(handle, request.model, &engine_->models()[request.model].geometry,
+                                 request.expected_tokens, request.ttl_ms,
+                                 flight.facts.submitted_us);
+      }
+      break;
+    case Op::kFork:
+      why = seq->JudgeFork(flight.facts, status);
+      for (size_t i = 0; status.ok() && i < request.handles.size(); ++i) {
+        client.seqs.push_back(
+            seq->Child(request.handles[i], request.expected_tokens, flight.facts.submitted_us));
+      }
+      break;
+    case Op::kTruncate:
+      why = seq->JudgeTruncate(flight.facts, status, request.seq_lens[0]);
+      break;
+    case Op::kFree:
+      why = seq->JudgeFree(flight.facts, status);
+      break;
+    case Op::kStat:
+      if (status.ok() && request.infos[0].seq_lens.size() != seq->hoped.size()) why = "lengths";
+      for (size_t l = 0; status.ok() && why.empty() && l < seq->hoped.size(); ++l) {
+        if (request.infos[0].seq_lens[l] != seq->Length(static_cast<int32_t>(l))) why = "a length";
+      }
+      [[fallthrough]];
+    default:
+      if (!status.ok()) why = seq->JudgeTruncate(flight.facts, status, 0);
+      break;
+  }
+  if (!why.empty()) Complain(absl::StrCat(flight.what, ": ", why));
+}
+
+void World::Count(const absl::Status& status, const std::string& what) {
+  ++tally_[status.ok() ? what : absl::StrCat(what, " ", absl::StatusCodeToString(status.code()))];
+}
+
+}  // namespace fp8kvd::testing

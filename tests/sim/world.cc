@@ -1,0 +1,202 @@
+#include "tests/sim/world.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace fp8kvd::testing {
+namespace {
+
+constexpr int32_t kSteps = 800;
+// Turns that a world may need to come to rest; far above what it takes.
+constexpr int32_t kSettleTurnsMax = 100'000;
+
+}  // namespace
+
+engine::Request& World::Flight::request() const {
+  if (decode) return decode->request;
+  if (append) return append->request;
+  return control->request;
+}
+
+bool World::Flight::done() const { return times_done() > 0; }
+
+int32_t World::Flight::times_done() const {
+  if (decode) return decode->times_done();
+  if (append) return append->times_done();
+  return control->times_done();
+}
+
+World::World(uint64_t seed, bool is_tracing)
+    : seed_(seed), is_tracing_(is_tracing), random_(seed) {}
+
+World::~World() {
+  // A world that went wrong may leave calls unanswered, and an engine aborts on those: the
+  // complaint is what the reader wants to see.
+  if (!is_ok()) static_cast<void>(engine_.release());
+}
+
+void World::Complain(const std::string& what) {
+  if (complaint_.empty()) complaint_ = absl::StrCat("seed ", seed_, " at ", now(), " us: ", what);
+  Trace(absl::StrCat("COMPLAINT ", what));
+}
+
+void World::Trace(const std::string& what) const {
+  if (is_tracing_) std::printf("%9lld %s\n", static_cast<long long>(now()), what.c_str());
+}
+
+void World::Start() {
+  config::EngineOptions options;
+  options.queue_items_max = static_cast<int32_t>(random_.Of({16, 64, 256}));
+  options.batch_rows_max = static_cast<int32_t>(random_.In(1, 8));
+  options.batch_wait_us_max = random_.Chance(20) ? static_cast<int32_t>(random_.In(1, 500)) : 0;
+  options.append_slice_bytes_max = 16 * random_.In(1, 40);
+  options.launches_inflight_max = static_cast<int32_t>(random_.In(1, 3));
+  options.staging_bytes = int64_t{8} << 20;
+  config::CacheOptions cache;
+  cache.seqs_max = static_cast<int32_t>(random_.In(6, 40));
+  cache.seq_len_max = SeqModel::kSeqLenMax;
+  cache.reclaim_slack_tokens = static_cast<int32_t>(random_.Of({0, 1, 7, 64}));
+  cache.lease_ttl_ms = static_cast<int32_t>(random_.In(30, 2'000));
+  cache.replay_digests_max = static_cast<int32_t>(random_.In(1, 6));
+  cache.poison_freed_pages = true;
+
+  std::vector<engine::ModelSetup> models;
+  const int64_t models_count = random_.In(1, 2);
+  for (int64_t m = 0; m < models_count; ++m) {
+    ModelSpec spec;
+    spec.name = absl::StrCat("m", m);
+    spec.windows.clear();
+    const int64_t layers = random_.In(1, 4);
+    const int32_t window = static_cast<int32_t>(random_.Of({5, 40, 64, 100}));
+    for (int64_t i = 0; i < layers; ++i) spec.windows.push_back(random_.Chance(40) ? window : 0);
+    spec.kv_heads = static_cast<int32_t>(random_.In(1, 2));
+    spec.group = static_cast<int32_t>(random_.In(1, 3));
+    spec.precision = random_.Chance(50) ? Precision::kFp8Kv : Precision::kBf16;
+    spec.pages = random_.Of({6, 12, 24, 60, 200});
+    models.push_back(MakeModel(spec));
+  }
+  absl::StatusOr<std::unique_ptr<engine::Engine>> started = engine::Engine::Start(
+      options, cache, std::move(models), /*incarnation=*/seed_ + 1, &backend_, &clock_);
+  if (!started.ok()) {
+    Complain(started.status().ToString());
+    return;
+  }
+  engine_ = *std::move(started);
+  backend_.SetRecording(false);
+  clients_.resize(random_.In(1, 4));
+  if (random_.Chance(15)) fault_at_ = random_.In(0, kSteps - 1);
+}
+
+std::string World::Run() {
+  Start();
+  if (is_ok()) Loop();
+  if (is_ok()) End();
+  return complaint_;
+}
+
+void World::Loop() {
+  for (int64_t step = 0; step < kSteps && is_ok() && !has_fault_; ++step) {
+    if (step == fault_at_) backend_.FailCall(random_.In(0, 5));
+    const int64_t dice = random_.In(1, 100);
+    if (dice <= 50) {
+      auto client = clients_.begin();
+      std::advance(client, random_.In(0, static_cast<int64_t>(clients_.size()) - 1));
+      if (client->is_alive) ActAs(*client);
+    } else if (dice <= 75) {
+      Turn();
+    } else if (dice <= 85) {
+      backend_.ReleaseOneFence();
+    } else if (dice <= 95) {
+      clock_.AdvanceUs(random_.Chance(3) ? random_.In(30'000, 500'000) : random_.In(0, 4'000));
+    } else if (dice <= 97) {
+      CancelSomething();
+    } else if (dice <= 98) {
+      if (random_.Chance(50))
+        backend_.Release();
+      else
+        backend_.Hold();
+    } else if (random_.Chance(15)) {
+      Kill(clients_.front());
+      clients_.push_back(Client{});
+      clients_.splice(clients_.end(), clients_, clients_.begin());
+    }
+    JudgeDone();
+  }
+}
+
+void World::Turn() {
+  Trace(engine_->Step() ? "turn" : "turn, idle");
+  CheckEngine();
+}
+
+void World::CheckEngine() {
+  const engine::EngineStats stats = engine_->stats();
+  for (const engine::PoolStats& pool : stats.pools) {
+    if (pool.pages_used + pool.pages_free != pool.pages_total) Complain("used + free != total");
+  }
+  if (stats.failed && !has_fault_) {
+    has_fault_ = true;
+    ++tally_["device fault"];
+    if (fault_at_ < 0) Complain("the engine failed without a fault");
+  }
+  for (const std::string& complaint : backend_.complaints()) Complain(complaint);
+}
+
+// Everything is answered, whatever happened; then, unless the engine is done for, everything
+// expires.
+void World::End() {
+  is_draining_ = !has_fault_ && random_.Chance(40);
+  if (is_draining_) {
+    engine_->Drain();
+    ++tally_["drain"];
+  }
+  const auto all_answered = [this] {
+    return std::all_of(clients_.begin(), clients_.end(),
+                       [](const Client& client) { return client.flights.empty(); });
+  };
+  int32_t turns = 0;
+  for (; is_ok() && !all_answered() && turns < kSettleTurnsMax; ++turns) {
+    Turn();
+    backend_.ReleaseOneFence();
+    clock_.AdvanceUs(100);
+    JudgeDone();
+  }
+  if (!is_ok()) return;
+  if (!all_answered()) Complain("a call was never answered");
+  ControlCall after(engine_.get(), engine::ControlRequest::Op::kPools);
+  if (has_fault_ || is_draining_) {
+    while (engine_->Step()) Trace("turn to the end");
+    if (!absl::IsUnavailable(after.Submit())) Complain("work is taken after the end");
+    if (engine_->Run().ok() == engine_->stats().failed) Complain("Run does not tell how it ended");
+  } else {
+    CheckAllBack();
+  }
+  if (engine_->staging().slots_used() != 0) Complain("a staging slot is lost");
+  if (engine_->stats().queue_items != 0) Complain("a place in the queue is lost");
+}
+
+// No client calls any more: a lease later, all pages are back.
+void World::CheckAllBack() {
+  backend_.Release();
+  int64_t ttl_ms = 0;
+  for (const Client& client : clients_) {
+    for (const SeqModel& seq : client.seqs) ttl_ms = std::max(ttl_ms, seq.ttl_ms());
+  }
+  clock_.AdvanceUs(ttl_ms * 1000 + 1000);
+  for (int32_t turns = 0; engine_->Step() && turns < kSettleTurnsMax; ++turns) Trace("last turns");
+  CheckEngine();
+  const engine::EngineStats stats = engine_->stats();
+  for (const engine::PoolStats& pool : stats.pools) {
+    if (pool.pages_used != 0) Complain(absl::StrCat(pool.pages_used, " pages never came back"));
+  }
+  if (stats.seqs != 0) Complain(absl::StrCat(stats.seqs, " sequences never ended"));
+  tally_["lease expiry"] += static_cast<int64_t>(stats.lease_expiries_total);
+  tally_["page copy"] += static_cast<int64_t>(stats.page_copies_total);
+  tally_["replay"] += static_cast<int64_t>(stats.replays_total);
+  tally_["fork"] += static_cast<int64_t>(stats.forks_total);
+}
+
+}  // namespace fp8kvd::testing

@@ -1,0 +1,109 @@
+// tests/sim/world.h: one run of the whole engine on fake time and a fake device: random clients
+// that create, append, decode, fork, truncate, free, retry, cancel, come late and die; full pools
+// and queues, leases that end, device faults, drain. Every answer is judged by a model of its
+// sequence.
+//
+// A seed decides everything: the same seed is the same run. Threads: one; the clients' calls and
+// the engine's turns are steps of one loop.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/sim/random.h"
+#include "tests/sim/seq_model.h"
+#include "tests/support/engine_calls.h"
+#include "tests/support/fake_backend.h"
+
+namespace fp8kvd::testing {
+
+class World {
+ public:
+  World(uint64_t seed, bool is_tracing);
+  ~World();
+
+  // The first thing that went wrong, or "".
+  std::string Run();
+  // How often what happened: names of outcomes, so that a run of many seeds can show what it
+  // covered.
+  const std::map<std::string, int64_t>& tally() const { return tally_; }
+
+ private:
+  // A call in flight, with how to judge it.
+  struct Flight {
+    CallFacts facts;
+    std::unique_ptr<DecodeCall> decode;
+    std::unique_ptr<AppendCall> append;
+    std::unique_ptr<ControlCall> control;
+    std::vector<SeqModel*> seqs;                // that it names
+    std::vector<std::vector<uint64_t>> tokens;  // decode: of each item
+    std::string what;
+
+    engine::Request& request() const;
+    bool done() const;
+    int32_t times_done() const;
+  };
+  struct Client {
+    std::list<SeqModel> seqs;  // gone ones too: stale handles are tried
+    std::deque<Flight> flights;
+    bool is_alive = true;
+  };
+
+  void Start();
+  void Loop();
+  void End();
+  void CheckEngine();
+  void CheckAllBack();
+  bool is_ok() const { return complaint_.empty(); }
+  void Complain(const std::string& what);
+  void Trace(const std::string& what) const;
+  int64_t now() const { return clock_.NowUs(); }
+
+  // One step of the loop each.
+  void Turn();
+  void ActAs(Client& client);
+  void CancelSomething();
+  void Kill(Client& client);
+
+  // What a client may do.
+  void Create(Client& client);
+  void Decode(Client& client, SeqModel& seq);
+  void Retry(Client& client);
+  void Append(Client& client, SeqModel& seq);
+  void Skip(Client& client, SeqModel& seq);
+  void Fork(Client& client, SeqModel& seq);
+  void Truncate(Client& client, SeqModel& seq);
+  void FreeOrRenew(Client& client, SeqModel& seq);
+  SeqModel* PickSeq(Client& client);
+  ItemSpec MakeItem(SeqModel& seq, int32_t layer, bool is_append, std::vector<uint64_t>* tokens);
+  void Submit(Client& client, Flight flight);
+
+  // Answers.
+  void JudgeDone();
+  void Judge(Client& client, Flight& flight);
+  void JudgeDecode(Flight& flight);
+  void JudgeControl(Client& client, Flight& flight);
+  void Count(const absl::Status& status, const std::string& what);
+
+  const uint64_t seed_;
+  const bool is_tracing_;
+  Random random_;
+  ManualClock clock_;
+  FakeBackend backend_;
+  std::unique_ptr<engine::Engine> engine_;
+  std::list<Client> clients_;
+  std::map<std::string, int64_t> tally_;
+  std::string complaint_;
+  uint64_t next_token_ = 1;
+  int64_t fault_at_ = -1;  // step of the loop
+  bool has_fault_ = false;
+  bool is_draining_ = false;
+};
+
+}  // namespace fp8kvd::testing
