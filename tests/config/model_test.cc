@@ -195,6 +195,33 @@ TEST(PlanPools, AFractionIsOfTheFreeBytesOfTheDevice) {
   EXPECT_EQ(pools[0].groups[1].pages, 128);
 }
 
+TEST(PlanPools, EveryModelGetsItsPartOfTheBudget) {
+  ModelOptions small = Gemma();
+  small.name = "small";
+  small.expected_tokens = 64;  // 2 pages in each group
+  const std::vector<ModelGeometry> geometries = {Made(Gemma()), Made(small)};
+  CacheOptions cache;
+  cache.pool_bytes = 2 * (66'453'504 + 2 * (983'040 + 196'608));
+  const auto pools = PlanPools(geometries, {Gemma(), small}, cache, 0, PlainBlockBytes);
+  ASSERT_TRUE(pools.ok()) << pools.status();
+  EXPECT_EQ((*pools)[0].groups[1].pages, 2 * 128);
+  EXPECT_EQ((*pools)[1].groups[0].pages, 2 * 2);
+  EXPECT_EQ((*pools)[1].groups[1].pages, 2 * 2);
+}
+
+TEST(PlanPools, TheModelWhosePartIsTooSmallIsNamed) {
+  ModelOptions large = Gemma();
+  large.expected_seqs = 1000;
+  ModelOptions small = Gemma();
+  small.name = "small";
+  small.expected_seqs = 1;
+  const std::vector<ModelGeometry> geometries = {Made(large), Made(small)};
+  CacheOptions cache;
+  cache.pool_bytes = int64_t{1} << 30;
+  const auto pools = PlanPools(geometries, {large, small}, cache, 0, PlainBlockBytes);
+  EXPECT_THAT(std::string(pools.status().message()), HasSubstr("model \"small\": its pool gets"));
+}
+
 std::string PoolRefusal(const ModelOptions& model, const CacheOptions& cache, int64_t bytes_free) {
   const std::vector<ModelGeometry> geometries = {Made(model)};
   const auto pools = PlanPools(geometries, {model}, cache, bytes_free, PlainBlockBytes);
