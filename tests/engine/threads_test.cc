@@ -1,0 +1,116 @@
+// Many threads call an engine that runs on its own: counters that hold together, nothing lost.
+// Under thread sanitizer this is what finds a race.
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+#include "tests/engine/rig.h"
+
+namespace fp8kvd::testing {
+namespace {
+
+class WaitingDone final : public engine::Completion {
+ public:
+  void Done() override {
+    is_done_.store(true, std::memory_order_release);
+    is_done_.notify_one();
+  }
+  void Wait() { is_done_.wait(false, std::memory_order_acquire); }
+
+ private:
+  std::atomic<bool> is_done_{false};
+};
+
+TEST(Threads, ConcurrentCallsAreAllAnsweredAndCounted) {
+  constexpr int32_t kThreads = 4;
+  constexpr int32_t kSteps = 200;
+  RigOptions options;
+  options.models = {ModelSpec{.windows = {0}}};
+  Rig rig(options);
+  rig.backend.SetRecording(false);
+  const std::vector<cache::SeqHandle> seqs = rig.Create(kThreads);
+  std::thread runner([&rig] { EXPECT_TRUE(rig.engine->Run().ok()); });
+  std::atomic<bool> is_over{false};
+  std::thread reader([&rig, &is_over] {
+    while (!is_over) {
+      const engine::EngineStats stats = rig.engine->stats();
+      for (size_t kind = 0; kind < stats.requests_taken_total.size(); ++kind) {
+        EXPECT_GE(stats.requests_taken_total[kind], stats.requests_answered_total[kind]);
+      }
+      EXPECT_EQ(stats.rows_total, stats.models[0].decode_rows_total);
+      EXPECT_EQ(stats.rows_total, stats.batch_rows.sum);
+      EXPECT_EQ(stats.rows_total, stats.queue_us.count);
+      EXPECT_EQ(stats.pools[0].pages_used + stats.pools[0].pages_free, stats.pools[0].pages_total);
+      std::this_thread::yield();
+    }
+  });
+  std::vector<std::thread> callers;
+  for (int32_t t = 0; t < kThreads; ++t) {
+    callers.emplace_back([&rig, &seqs, t] {
+      std::vector<uint64_t> history;
+      for (int32_t i = 0; i < kSteps; ++i) {
+        const uint64_t token = static_cast<uint64_t>(t) * 10'000 + i + 1;
+        DecodeCall call(rig.engine, 0, 0, {Step(seqs[t], i, token)});
+        WaitingDone done;
+        call.request.done = &done;
+        ASSERT_TRUE(call.Submit().ok());
+        done.Wait();
+        ASSERT_TRUE(call.items[0].status.ok()) << call.items[0].status;
+        history.push_back(token);
+        ASSERT_EQ(call.Check(0, history), "");
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  is_over = true;
+  reader.join();
+  rig.engine->Drain();
+  runner.join();
+  const engine::EngineStats stats = rig.engine->stats();
+  EXPECT_EQ(stats.requests_answered_total[0], uint64_t{kThreads} * kSteps);
+  EXPECT_EQ(stats.append_tokens_total, uint64_t{kThreads} * kSteps);
+  EXPECT_EQ(stats.queue_items, 0);
+}
+
+// Every Submit that was taken is answered, also the one that slips in beside the drain.
+TEST(Threads, ADrainBesideSubmitsLosesNone) {
+  for (int32_t round = 0; round < 50; ++round) {
+    Rig rig;
+    rig.backend.SetRecording(false);
+    const cache::SeqHandle seq = rig.Create();
+    std::thread runner([&rig] { EXPECT_TRUE(rig.engine->Run().ok()); });
+    std::thread caller([&rig, &seq] {
+      for (int32_t i = 0; i < 1000; ++i) {
+        DecodeCall call(rig.engine, 0, 0, {Step(seq, i, i + 1)});
+        WaitingDone done;
+        call.request.done = &done;
+        if (!call.Submit().ok()) return;
+        done.Wait();
+      }
+    });
+    rig.engine->Drain();
+    caller.join();
+    runner.join();
+  }
+}
+
+TEST(Threads, AnIdleEngineSleepsAndWakesForACall) {
+  Rig rig;
+  std::thread runner([&rig] { EXPECT_TRUE(rig.engine->Run().ok()); });
+  for (int32_t i = 0; i < 20; ++i) {
+    rig.clock.AdvanceUs(1000);  // it has been idle for long: it sleeps at its next look
+    ControlCall pools(rig.engine, engine::ControlRequest::Op::kPools);
+    WaitingDone done;
+    pools.request.done = &done;
+    ASSERT_TRUE(pools.Submit().ok());
+    done.Wait();
+    EXPECT_EQ(pools.request.pools.size(), 1u);
+  }
+  rig.engine->Drain();
+  runner.join();
+}
+
+}  // namespace
+}  // namespace fp8kvd::testing
