@@ -71,7 +71,7 @@ absl::Status SeqStore::CheckRunAhead(Place place, const Seq& seq, const AppendAr
   const BlockTable::Shape& shape = Shape(seq, place);
   if (shape.window == 0) return absl::OkStatus();
   const SeqGroup& group = seq.groups[static_cast<size_t>(place.group)];
-  const int64_t slowest_len = group.SeqLenMin();
+  const int64_t slowest_len = group.seq_len_min;
   const int64_t ahead_max = int64_t{shape.window} + shape.reclaim_slack_tokens;
   if (args.pos + args.n <= std::max(slowest_len, args.skip_to) + ahead_max) {
     return absl::OkStatus();
@@ -181,24 +181,26 @@ void SeqStore::Commit(const AppendPlan& plan) {
   Seq& seq = At(plan_.seq);
   SeqGroup& group = seq.groups[static_cast<size_t>(plan_.group)];
   const BlockTable::Shape& shape = Shape(seq, {plan_.group, plan_.group_layer});
+  const int64_t seq_len_min_before = group.seq_len_min;
   if (plan_args_.skip_to > group.first_pos) {
     group.first_pos = plan_args_.skip_to;
     for (int64_t& seq_len : group.seq_lens) seq_len = std::max(seq_len, group.first_pos);
+    group.FindSlowest();
     group.table.Reclaim(group.first_pos / shape.page_tokens, static_cast<int64_t>(pages_recycled_));
-    group.table.MoveClaims(group.SeqLenMin());
+    group.table.MoveClaims(group.seq_len_min);
   }
   for (const PlannedEdit& edit : edits_) group.table.Set(edit.page_no, edit.page_id);
   const auto group_layer = static_cast<size_t>(plan_.group_layer);
-  group.seq_lens[group_layer] = plan_.seq_len_after;
+  group.SetSeqLen(group_layer, plan_.seq_len_after);
   group.replays[group_layer].Push(plan_.pos, plan_.n, plan_args_.digest);
+  if (group.seq_len_min == seq_len_min_before) return;
 
-  const int64_t seq_len_min = group.SeqLenMin();
-  const int64_t kept_from = seq_len_min - shape.window - shape.reclaim_slack_tokens;
+  const int64_t kept_from = group.seq_len_min - shape.window - shape.reclaim_slack_tokens;
   if (shape.window > 0 && kept_from / shape.page_tokens > group.table.first_page()) {
     group.table.Reclaim(kept_from / shape.page_tokens, 0);
     group.first_pos = std::max(group.first_pos, group.table.first_page() * shape.page_tokens);
   }
-  group.table.MoveClaims(seq_len_min);
+  group.table.MoveClaims(group.seq_len_min);
 }
 
 }  // namespace fp8kvd::cache

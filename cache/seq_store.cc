@@ -83,8 +83,15 @@ const PagePool& SeqStore::PagesOf(int32_t model, int32_t group) const {
   return MutablePool(model, group);
 }
 
-int64_t SeqStore::SeqGroup::SeqLenMin() const {
-  return *std::min_element(seq_lens.begin(), seq_lens.end());
+void SeqStore::SeqGroup::FindSlowest() {
+  seq_len_min = *std::min_element(seq_lens.begin(), seq_lens.end());
+  slowest_layers = static_cast<int32_t>(std::count(seq_lens.begin(), seq_lens.end(), seq_len_min));
+}
+
+void SeqStore::SeqGroup::SetSeqLen(size_t group_layer, int64_t seq_len) {
+  const bool was_slowest = seq_lens[group_layer] == seq_len_min;
+  seq_lens[group_layer] = seq_len;
+  if (was_slowest && --slowest_layers == 0) FindSlowest();  // once a token of all layers
 }
 
 absl::Status SeqStore::CheckLive(const Seq& seq) const {
@@ -137,10 +144,11 @@ SeqHandle SeqStore::TakeIndex(int32_t model, int64_t expected_tokens, int64_t tt
     const ModelPools& shape = models_[static_cast<size_t>(model)];
     for (size_t g = 0; g < shape.pools.size(); ++g) {
       const size_t layers = options_.models[static_cast<size_t>(model)].groups[g].layers.size();
-      seq.groups.push_back({.table = BlockTable(shape.shapes[g], shape.pools[g].get()),
-                            .seq_lens = std::vector<int64_t>(layers, 0),
-                            .replays = std::vector<ReplayWindow>(
-                                layers, ReplayWindow(options_.replay_digests_max))});
+      seq.groups.push_back(
+          {.table = BlockTable(shape.shapes[g], shape.pools[g].get()),
+           .seq_lens = std::vector<int64_t>(layers, 0),
+           .replays = std::vector<ReplayWindow>(layers, ReplayWindow(options_.replay_digests_max)),
+           .slowest_layers = static_cast<int32_t>(layers)});
     }
     seq.model = model;
   }
@@ -187,7 +195,7 @@ absl::Status SeqStore::Fork(SeqIndex parent_index, const ForkArgs& args, int64_t
     const SeqGroup& group = parent.groups[g];
     status = CheckRoom(parent.model, static_cast<int32_t>(g),
                        group.table.ShareNeed(static_cast<int64_t>(handles.size()),
-                                             args.expected_tokens, group.SeqLenMin()));
+                                             args.expected_tokens, group.seq_len_min));
   }
   if (!status.ok()) return status;
   for (SeqHandle& handle : handles) {
@@ -199,8 +207,9 @@ absl::Status SeqStore::Fork(SeqIndex parent_index, const ForkArgs& args, int64_t
       SeqGroup& to = child.groups[g];
       to.seq_lens = from.seq_lens;
       to.first_pos = from.first_pos;
+      to.FindSlowest();
       for (size_t i = 0; i < from.replays.size(); ++i) to.replays[i].CopyFrom(from.replays[i]);
-      to.table.ShareFrom(from.table, args.expected_tokens, from.SeqLenMin());
+      to.table.ShareFrom(from.table, args.expected_tokens, from.seq_len_min);
     }
   }
   return absl::OkStatus();
@@ -211,26 +220,27 @@ absl::Status SeqStore::Truncate(SeqIndex seq_index, int64_t pos) {
   Seq& seq = At(seq_index);
   absl::Status status = CheckLive(seq);
   if (!status.ok()) return status;
+  if (pos < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("truncate to ", pos, ": positions begin at 0"));
+  }
   int64_t lowest = 0;
   for (const SeqGroup& group : seq.groups) lowest = std::max(lowest, group.first_pos);
   if (pos < lowest) {
-    const std::string asked = absl::StrCat("truncate to ", pos);
-    if (pos < 0) return absl::InvalidArgumentError(asked + ": positions begin at 0");
     return absl::FailedPreconditionError(absl::StrCat(
-        asked, ": a windowed layer has reclaimed its tokens before ", lowest,
+        "truncate to ", pos, ": a windowed layer has reclaimed its tokens before ", lowest,
         "; the lowest position possible is ", lowest, "; or create the sequence anew"));
   }
-  if (pos < 0) return absl::InvalidArgumentError(absl::StrCat("truncate to ", pos));
   for (size_t g = 0; status.ok() && g < seq.groups.size(); ++g) {
     const SeqGroup& group = seq.groups[g];
     status = CheckRoom(seq.model, static_cast<int32_t>(g),
-                       group.table.TruncateNeed(pos, std::min(pos, group.SeqLenMin())));
+                       group.table.TruncateNeed(pos, std::min(pos, group.seq_len_min)));
   }
   if (!status.ok()) return status;
   for (SeqGroup& group : seq.groups) {
     for (int64_t& seq_len : group.seq_lens) seq_len = std::min(seq_len, pos);
+    group.FindSlowest();
     for (ReplayWindow& replay : group.replays) replay.Truncate(pos);
-    group.table.Truncate(pos, group.SeqLenMin());
+    group.table.Truncate(pos, group.seq_len_min);
   }
   return absl::OkStatus();
 }
@@ -249,6 +259,7 @@ void SeqStore::Release(SeqIndex seq_index) {
   for (SeqGroup& group : seq.groups) {
     group.table.Clear();
     std::fill(group.seq_lens.begin(), group.seq_lens.end(), 0);
+    group.FindSlowest();
     for (ReplayWindow& replay : group.replays) replay.Clear();
     group.first_pos = 0;
   }

@@ -168,8 +168,11 @@ class SeqStore {
     std::vector<int64_t> seq_lens;      // by group_layer
     std::vector<ReplayWindow> replays;  // by group_layer
     int64_t first_pos = 0;              // positions before it are reclaimed
+    int64_t seq_len_min = 0;            // least of seq_lens,
+    int32_t slowest_layers = 0;         // which so many layers have
 
-    int64_t SeqLenMin() const;
+    void FindSlowest();                                   // both anew, from seq_lens
+    void SetSeqLen(size_t group_layer, int64_t seq_len);  // not shorter than it is
   };
   struct Seq {
     int32_t model = -1;       // whose tables groups holds; -1 before the first use

@@ -143,7 +143,8 @@ TEST(SkipTo, InsideAReservationUsesItsOwnPagesWhenThePoolIsFull) {
   const SeqHandle seq = store.Create(/*expected_tokens=*/200);
   EXPECT_EQ(store.Pool().pages_reserved, 5);  // SeqPagesMax
   ASSERT_TRUE(store.Append(seq, 8).ok());
-  ASSERT_TRUE(store.Append(seq, 8).ok());
+  ASSERT_TRUE(store.Append(seq, 7).ok());
+  ASSERT_EQ(store.Pool().pages_free, 2);  // and 101 .. 108 need three
   ASSERT_TRUE(store.AppendAt(seq, {.pos = 101, .n = 8, .digest = 2, .skip_to = 101}).ok());
   EXPECT_TRUE(store.Holds(seq, 101, 109, 2));
   ASSERT_TRUE(store.Append(seq, 8).ok());
