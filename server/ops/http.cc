@@ -64,11 +64,11 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
         " for HTTP: it is taken by another process, or not an address of this machine; "
         "stop that process or set http_address (port 0 takes a free one, empty: none)"));
   }
-  mg_set_request_handler(self->context_, "/", OnOther, self.get());
-  mg_set_request_handler(self->context_, "/livez$", OnLive, self.get());
-  mg_set_request_handler(self->context_, "/readyz$", OnReady, self.get());
+  mg_set_request_handler(self->context_, "**", OnOther, self.get());
+  mg_set_request_handler(self->context_, "/livez", OnLive, self.get());
+  mg_set_request_handler(self->context_, "/readyz", OnReady, self.get());
   mg_set_request_handler(self->context_, "/metrics$", OnMetrics, self.get());
-  mg_set_request_handler(self->context_, "/statusz$", OnStatus, self.get());
+  mg_set_request_handler(self->context_, "/statusz", OnStatus, self.get());
   return self;
 }
 

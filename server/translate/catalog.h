@@ -15,8 +15,9 @@ struct CatalogModel {
   ModelGeometry geometry;
   std::string precision_reason;
   std::vector<int64_t> group_page_bytes;  // [groups] on the device in use
-  // Tokens of a layer that one slice of an append takes (engine::AppendSliceTokens).
-  int32_t slice_tokens = 1;
+  // Tokens that one slice of an append to a layer takes [layers] (engine::AppendSliceTokens); of
+  // several layers the fewest.
+  std::vector<int32_t> slice_tokens;
 };
 
 struct Catalog {

@@ -294,8 +294,9 @@ absl::Status AppendMessage::Check(const Catalog& catalog, absl::Span<const Piece
     return Invalid("k and v hold ", 2 * bytes, " bytes, a chunk takes ", catalog.slot_bytes_max,
                    "; send smaller chunks (append_chunk_bytes_max of GetServerInfo)");
   }
-  request_->slice_tokens = model_->slice_tokens;
-  const int64_t slices = (request_->n + model_->slice_tokens - 1) / model_->slice_tokens;
+  const auto first_layer = model_->slice_tokens.begin() + request_->layer;
+  request_->slice_tokens = *std::min_element(first_layer, first_layer + request_->layers_count);
+  const int64_t slices = (request_->n + request_->slice_tokens - 1) / request_->slice_tokens;
   digests_.assign(request_->layers_count * slices, 0);
   seq_lens_.assign(request_->layers_count, 0);
   request_->slice_digests = digests_;

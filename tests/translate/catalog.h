@@ -28,7 +28,7 @@ inline CatalogModel SmallModel(const std::string& name, int32_t window, bool has
                              .window = window,
                              .precision = Precision::kFp8Kv,
                              .layers = {0, 1, 2}});
-  model.slice_tokens = 8;
+  model.slice_tokens = {50, 9, 8};
   model.group_page_bytes = {12345};
   return model;
 }

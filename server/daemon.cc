@@ -1,0 +1,296 @@
+#include "server/daemon.h"
+
+#include <malloc.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "spdlog/spdlog.h"
+
+#include "config/model.h"
+#include "config/report.h"
+#include "server/device.h"
+#include "server/engine/append_step.h"
+#include "server/engine/engine.h"
+#include "server/ops/http.h"
+#include "server/ops/log.h"
+#include "server/ops/metrics.h"
+#include "server/ops/readiness.h"
+#include "server/rpc/server.h"
+#include "server/version.h"
+
+namespace fp8kvd {
+namespace {
+
+// Messages of megabytes come and go: giving their memory back to the system and asking for it again
+// costs two to seven times the throughput.
+void TuneMalloc() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 512 << 20);
+  mallopt(M_TOP_PAD, 16 << 20);
+  mallopt(M_ARENA_MAX, 8);
+}
+
+// Blocks the signals that stop the daemon, for this and all later threads; Wait takes them.
+class StopSignals {
+ public:
+  StopSignals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    std::signal(SIGPIPE, SIG_IGN);
+  }
+  int Wait() const {
+    int signal = 0;
+    while (sigwait(&set_, &signal) != 0) {
+    }
+    return signal;
+  }
+
+ private:
+  sigset_t set_;
+};
+
+uint64_t RandomIncarnation() {
+  std::random_device device;
+  const uint64_t high = device();
+  return high << 32 | device();
+}
+
+// The engine's thread, and what its Run said.
+class EngineThread {
+ public:
+  explicit EngineThread(engine::Engine* engine)
+      : thread_([this, engine] {
+          status_ = engine->Run();
+          if (!status_.ok()) {
+            failed_ = true;
+            kill(getpid(), SIGTERM);  // ends the wait of the main thread
+          }
+        }) {}
+  ~EngineThread() { Join(); }
+  EngineThread(const EngineThread&) = delete;
+  EngineThread& operator=(const EngineThread&) = delete;
+
+  void Join() {
+    if (thread_.joinable()) thread_.join();
+  }
+  bool failed() const { return failed_; }
+  const absl::Status& status() const { return status_; }  // after Join
+
+ private:
+  absl::Status status_;
+  std::atomic<bool> failed_{false};
+  std::thread thread_;
+};
+
+// Everything that runs, in the order in which it is built.
+struct Parts {
+  engine::SteadyClock clock;
+  ops::Readiness readiness;
+  ops::Metrics metrics;
+  Device device;
+  std::vector<config::ModelPools> pools;
+  std::unique_ptr<engine::Engine> engine;
+  translate::Catalog catalog;
+  std::unique_ptr<ops::HttpServer> http;
+  std::unique_ptr<EngineThread> engine_thread;
+  std::unique_ptr<rpc::Server> rpc;
+};
+
+absl::Status StartEngine(const config::Loaded& loaded, Parts* parts) {
+  absl::StatusOr<Device> device = MakeDevice(loaded.options.engine);
+  if (!device.ok()) return device.status();
+  parts->device = *std::move(device);
+  kernels::Backend* const backend = parts->device.backend.get();
+  const kernels::DeviceInfo info = backend->Device();
+  spdlog::info("device {} ({}), {} MiB free", info.kind, info.name, info.bytes_free >> 20);
+
+  std::vector<ModelGeometry> geometries;
+  for (const config::PlannedModel& model : loaded.models) geometries.push_back(model.geometry);
+  absl::StatusOr<std::vector<config::ModelPools>> pools =
+      config::PlanPools(geometries, loaded.options.models, loaded.options.cache, info.bytes_free,
+                        [backend](Precision precision, int32_t head_dim) {
+                          return backend->BlockBytes(precision, head_dim);
+                        });
+  if (!pools.ok()) return pools.status();
+  parts->pools = *std::move(pools);
+  std::vector<engine::ModelSetup> setups;
+  for (size_t i = 0; i < geometries.size(); ++i) {
+    setups.push_back({.geometry = geometries[i], .group_pages = {}});
+    for (const config::GroupPool& pool : parts->pools[i].groups) {
+      setups.back().group_pages.push_back(pool.pages);
+    }
+    for (const std::string& line : config::ModelLines(loaded.models[i], parts->pools[i])) {
+      spdlog::info("{}", line);
+    }
+  }
+  absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
+      engine::Engine::Start(loaded.options.engine, loaded.options.cache, std::move(setups),
+                            RandomIncarnation(), backend, &parts->clock);
+  if (!engine.ok()) return engine.status();
+  parts->engine = *std::move(engine);
+  return absl::OkStatus();
+}
+
+void FillCatalog(const config::Loaded& loaded, Parts* parts) {
+  const kernels::DeviceInfo info = parts->device.backend->Device();
+  translate::Catalog& catalog = parts->catalog;
+  catalog.version = kVersion;
+  catalog.incarnation = parts->engine->incarnation();
+  catalog.device_kind = info.kind;
+  catalog.device_name = info.name;
+  catalog.message_bytes_max = loaded.options.server.message_bytes_max;
+  catalog.slot_bytes_max = parts->engine->staging().slot_bytes_max();
+  catalog.seqs_max = loaded.options.cache.seqs_max;
+  catalog.seq_len_max = loaded.options.cache.seq_len_max;
+  catalog.lease_ttl_ms = loaded.options.cache.lease_ttl_ms;
+  catalog.lease_ttl_ms_max = loaded.options.cache.lease_ttl_ms_max;
+  for (size_t i = 0; i < loaded.models.size(); ++i) {
+    const config::PlannedModel& from = loaded.models[i];
+    translate::CatalogModel model;
+    model.geometry = from.geometry;
+    model.precision_reason = from.decision.reason;
+    for (int32_t layer = 0; layer < from.geometry.layers; ++layer) {
+      model.slice_tokens.push_back(engine::AppendSliceTokens(
+          loaded.options.engine, loaded.options.cache, from.geometry, layer, /*layers_count=*/1));
+    }
+    for (const config::GroupPool& pool : parts->pools[i].groups) {
+      model.group_page_bytes.push_back(pool.page_bytes);
+    }
+    catalog.models.push_back(std::move(model));
+  }
+}
+
+std::string StatusPage(const Parts& parts) {
+  const engine::EngineStats stats = parts.engine->stats();
+  std::string text = absl::StrCat("fp8kvd ", kVersion, "\nstate: ", parts.readiness.Why(),
+                                  "\ndevice: ", parts.catalog.device_kind, ", ",
+                                  parts.catalog.device_name, "\nsequences: ", stats.seqs,
+                                  "\nitems waiting or running: ", stats.queue_items, "\n");
+  for (const translate::CatalogModel& model : parts.catalog.models) {
+    absl::StrAppend(&text, "model ", model.geometry.name, ": ", model.precision_reason, "\n");
+  }
+  for (const engine::PoolStats& pool : stats.pools) {
+    absl::StrAppend(&text, "pages of ", parts.catalog.models[pool.model].geometry.name, " group ",
+                    pool.group, ": ", pool.pages_used, " used, ", pool.pages_free, " free, ",
+                    pool.pages_total, " total\n");
+  }
+  return text;
+}
+
+absl::Status StartDoors(const config::Loaded& loaded, Parts* parts) {
+  ops::MetricLabels labels{.version = kVersion,
+                           .incarnation = absl::StrCat(absl::Hex(parts->catalog.incarnation)),
+                           .device = parts->catalog.device_kind,
+                           .models = {}};
+  for (const translate::CatalogModel& model : parts->catalog.models) {
+    labels.models.push_back(model.geometry.name);
+  }
+  parts->metrics.SetEngine(std::move(labels), [parts] { return parts->engine->stats(); });
+  const config::ServerOptions& options = loaded.options.server;
+  rpc::Planner planner{.policy = loaded.options.policy, .models = loaded.options.models};
+  absl::StatusOr<std::unique_ptr<rpc::Server>> server =
+      rpc::Server::Start(options, &parts->catalog, parts->engine.get(), &parts->clock,
+                         std::move(planner), &parts->metrics);
+  if (!server.ok()) return server.status();
+  parts->rpc = *std::move(server);
+  if (options.http_address.empty()) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<ops::HttpServer>> http = ops::HttpServer::Start(
+      options.http_address, {.readiness = &parts->readiness,
+                             .metrics = [parts] { return parts->metrics.Scrape(); },
+                             .status = [parts] { return StatusPage(*parts); }});
+  if (!http.ok()) return http.status();
+  parts->http = *std::move(http);
+  return absl::OkStatus();
+}
+
+// Whole or not at all: readers wait for the file to appear.
+absl::Status WritePortFile(const std::string& path, int port) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string unfinished = path + ".part";
+  std::FILE* const file = std::fopen(unfinished.c_str(), "w");
+  bool written = file != nullptr && std::fprintf(file, "%d\n", port) > 0;
+  if (file != nullptr) written = std::fclose(file) == 0 && written;
+  if (written && std::rename(unfinished.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot write port_file ", path, ": ",
+                                             std::strerror(errno),
+                                             "; name a file in a folder that exists and is ours"));
+}
+
+std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
+// Refuses new work, finishes what was admitted, closes the doors.
+void Drain(std::chrono::milliseconds patience, Parts* parts) {
+  parts->engine->Drain();
+  if (parts->rpc != nullptr) {
+    parts->rpc->Drain();
+    parts->rpc->Shutdown(patience);
+  }
+  parts->engine_thread->Join();
+}
+
+absl::Status Start(const config::Loaded& loaded, Parts* parts) {
+  absl::Status status = StartEngine(loaded, parts);
+  if (!status.ok()) return status;
+  FillCatalog(loaded, parts);
+  parts->engine_thread = std::make_unique<EngineThread>(parts->engine.get());
+  status = StartDoors(loaded, parts);
+  if (!status.ok()) return status;
+  const config::ServerOptions& options = loaded.options.server;
+  parts->readiness.Set(ops::State::kReady);
+  status = WritePortFile(options.port_file, parts->rpc->port());
+  if (!status.ok()) return status;
+  const std::string address = absl::StrCat(HostOf(options.listen_address), ":", parts->rpc->port());
+  if (parts->http != nullptr) {
+    spdlog::info("status, metrics and probes on http://{}:{}", HostOf(options.http_address),
+                 parts->http->port());
+  }
+  spdlog::info("fp8kvd {} is ready on {}", kVersion, address);
+  std::printf("fp8kvd listening on %s\n", address.c_str());
+  std::fflush(stdout);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int RunDaemon(const config::Loaded& loaded) {
+  const StopSignals signals;
+  TuneMalloc();
+  ops::SetUpLog(loaded.options.log);
+  for (const std::string& warning : loaded.warnings) spdlog::warn("{}", warning);
+  const std::chrono::milliseconds patience(loaded.options.drain.drain_ms_max);
+  Parts parts;
+  const absl::Status started = Start(loaded, &parts);
+  if (!started.ok()) {
+    spdlog::error("cannot start: {}", std::string(started.message()));
+    if (parts.engine_thread != nullptr) Drain(patience, &parts);
+    return kExitNotStarted;
+  }
+  const int signal = signals.Wait();
+  const bool failed = parts.engine_thread->failed();
+  parts.readiness.Set(failed ? ops::State::kFailed : ops::State::kDraining);
+  if (!failed) spdlog::info("signal {}: draining for at most {} ms", signal, patience.count());
+  Drain(patience, &parts);
+  if (parts.engine_thread->failed()) {
+    spdlog::error("the device failed: {}", std::string(parts.engine_thread->status().message()));
+    return kExitDeviceFailed;
+  }
+  spdlog::info("drained");
+  return kExitDrained;
+}
+
+}  // namespace fp8kvd

@@ -1,0 +1,20 @@
+// server/daemon.h: builds the parts in order, runs until told to stop or until the device fails,
+// and takes the parts down in reverse.
+//
+// Exit codes: 0 after a drain, 1 could not start (the log says why), 3 the device failed.
+// Threads: fixed once ready: this one, the engine's with its workers, pollers, one helper, two for
+// HTTP. Signals: SIGTERM and SIGINT drain; a second one while draining changes nothing.
+#pragma once
+
+#include "config/load.h"
+
+namespace fp8kvd {
+
+inline constexpr int kExitDrained = 0;
+inline constexpr int kExitNotStarted = 1;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitDeviceFailed = 3;
+
+int RunDaemon(const config::Loaded& loaded);
+
+}  // namespace fp8kvd

@@ -1,0 +1,279 @@
+// tests/rpc/rig.h: the whole server in the test's process: engine on FakeBackend, pollers, a
+// loopback port, and a client. Its end checks that nothing was lost: staging slots, pages,
+// complaints of the device.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "grpcpp/create_channel.h"
+#include "gtest/gtest.h"
+
+#include "config/base/check.h"
+#include "fp8kvd/v1/kv.grpc.pb.h"
+#include "server/engine/append_step.h"
+#include "server/engine/engine.h"
+#include "server/rpc/server.h"
+#include "tests/support/engine_calls.h"
+#include "tests/support/fake_backend.h"
+
+namespace fp8kvd::testing {
+
+// Fences do not pass while the gate is closed: launches stay in flight for as long as a test wants.
+class GatedBackend final : public FakeBackend {
+ public:
+  GatedBackend() { SetRecording(false); }
+  void Close() { is_closed_ = true; }
+  void Open() { is_closed_ = false; }
+  absl::StatusOr<bool> Passed(kernels::FenceId fence) override {
+    if (is_closed_) return false;
+    return FakeBackend::Passed(fence);
+  }
+
+ private:
+  std::atomic<bool> is_closed_{false};
+};
+
+struct ServerRigOptions {
+  ServerRigOptions() {
+    server.listen_address = "127.0.0.1:0";
+    server.message_bytes_max = 1 << 20;
+    server.streams_max = 4096;
+    server.stream_inflight_max = 8;
+    engine.queue_items_max = 4096;
+    engine.batch_rows_max = 64;
+    engine.append_slice_bytes_max = 1024;
+    engine.staging_bytes = int64_t{16} << 20;
+    engine.staging_slots = 256;
+    cache.seqs_max = 512;
+    cache.seq_len_max = 4096;
+    cache.reclaim_slack_tokens = 16;
+    cache.poison_freed_pages = true;
+    models.push_back(ModelSpec{.name = "m", .pages = 256});
+  }
+
+  config::ServerOptions server;
+  config::EngineOptions engine;
+  config::CacheOptions cache;
+  std::vector<ModelSpec> models;
+};
+
+class ServerRig {
+ public:
+  explicit ServerRig(ServerRigOptions options = {}) : options_(std::move(options)) {
+    std::vector<engine::ModelSetup> models;
+    for (const ModelSpec& spec : options_.models) models.push_back(MakeModel(spec));
+    auto started = engine::Engine::Start(options_.engine, options_.cache, models,
+                                         /*incarnation=*/7, &backend, &clock_);
+    FP8KVD_CHECK(started.ok());
+    engine = *std::move(started);
+    FillCatalog(models);
+    engine_thread_ = std::thread([this] { engine_status = engine->Run(); });
+    rpc::Planner planner;
+    for (const ModelSpec& spec : options_.models) {
+      config::ModelOptions model;
+      model.name = spec.name;
+      model.layers = 2;
+      model.q_heads = 16;
+      model.kv_heads = 2;
+      model.head_dim = 128;
+      planner.models.push_back(model);
+    }
+    auto server_started = rpc::Server::Start(options_.server, &catalog, engine.get(), &clock_,
+                                             std::move(planner), &metrics);
+    FP8KVD_CHECK(server_started.ok());
+    server = *std::move(server_started);
+    stub = v1::DecodeAttention::NewStub(Channel());
+  }
+
+  ~ServerRig() {
+    backend.Open();
+    Stop();
+    EXPECT_EQ(engine->staging().slots_used(), 0);
+    EXPECT_EQ(server->calls_open(), 0);
+    for (const std::string& complaint : backend.complaints()) ADD_FAILURE() << complaint;
+    for (const engine::PoolStats& pool : engine->stats().pools) {
+      EXPECT_EQ(pool.pages_used + pool.pages_free, pool.pages_total);
+    }
+    server.reset();
+  }
+
+  // As the daemon drains.
+  void Stop(std::chrono::milliseconds patience = std::chrono::seconds(20)) {
+    if (!engine_thread_.joinable()) return;
+    engine->Drain();
+    server->Drain();
+    server->Shutdown(patience);
+    engine_thread_.join();
+  }
+
+  // A connection of its own.
+  std::shared_ptr<grpc::Channel> Channel() const {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetMaxReceiveMessageSize(-1);
+    arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+    return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(server->port()),
+                                     grpc::InsecureChannelCredentials(), arguments);
+  }
+
+  const ModelGeometry& geometry(int32_t model = 0) const { return catalog.models[model].geometry; }
+
+  std::vector<v1::Handle> Create(int count, uint64_t expected_tokens = 0,
+                                 const std::string& model = "m") {
+    grpc::ClientContext context;
+    v1::CreateSequencesRequest request;
+    request.set_model(model);
+    request.set_count(count);
+    request.set_expected_tokens(expected_tokens);
+    v1::CreateSequencesResponse response;
+    const grpc::Status status = stub->CreateSequences(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return {response.handles().begin(), response.handles().end()};
+  }
+
+  // The rows of token ids in one layer, [n, heads, head_dim].
+  std::string RowsOf(RowKind kind, const std::vector<uint64_t>& ids, int32_t layer,
+                     int32_t model = 0) const {
+    const ModelGeometry& g = geometry(model);
+    const int32_t heads = kind == RowKind::kQ ? g.q_heads : g.kv_heads;
+    std::vector<uint16_t> rows(ids.size() * heads * g.head_dim);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      for (int32_t h = 0; h < heads; ++h) {
+        FillRow(kind, ids[i], layer, h,
+                absl::MakeSpan(rows).subspan((i * heads + h) * g.head_dim, g.head_dim));
+      }
+    }
+    return {reinterpret_cast<const char*>(rows.data()), rows.size() * 2};
+  }
+
+  v1::AppendRequest Chunk(const v1::Handle& handle, uint64_t pos, const std::vector<uint64_t>& ids,
+                          int32_t layer, const std::string& model = "m") const {
+    v1::AppendRequest request;
+    request.set_model(model);
+    *request.mutable_handle() = handle;
+    request.set_layer(layer);
+    request.set_pos(pos);
+    request.set_n(ids.size());
+    request.set_k(RowsOf(RowKind::kK, ids, layer));
+    request.set_v(RowsOf(RowKind::kV, ids, layer));
+    return request;
+  }
+
+  grpc::Status Append(const std::vector<v1::AppendRequest>& chunks,
+                      v1::AppendResponse* response = nullptr) {
+    grpc::ClientContext context;
+    v1::AppendResponse ignored;
+    auto writer = stub->Append(&context, response == nullptr ? &ignored : response);
+    for (const v1::AppendRequest& chunk : chunks) {
+      if (!writer->Write(chunk)) break;
+    }
+    writer->WritesDone();
+    return writer->Finish();
+  }
+
+  // One token for each handle at its position: token ids append, query ids ask (token + 500000).
+  v1::DecodeRequest Step(const std::vector<v1::Handle>& handles, uint64_t pos,
+                         const std::vector<uint64_t>& ids, int32_t layer = 0) const {
+    v1::DecodeRequest request;
+    request.set_model("m");
+    request.set_layer(layer);
+    std::vector<uint64_t> queries;
+    for (size_t i = 0; i < handles.size(); ++i) {
+      *request.add_handles() = handles[i];
+      request.add_positions(pos);
+      queries.push_back(ids[i] + 500000);
+    }
+    request.set_q(RowsOf(RowKind::kQ, queries, layer));
+    request.set_k(RowsOf(RowKind::kK, ids, layer));
+    request.set_v(RowsOf(RowKind::kV, ids, layer));
+    return request;
+  }
+
+  grpc::Status Decode(const v1::DecodeRequest& request, v1::DecodeResponse* response) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    return stub->Decode(&context, request, response);
+  }
+
+  // Whether row `row` of a reply is the attention of `query` over `history`, on every head.
+  bool IsAnswer(const v1::DecodeResponse& response, int32_t row, uint64_t query,
+                const std::vector<uint64_t>& history, int32_t layer = 0) const {
+    const ModelGeometry& g = geometry();
+    for (int32_t h = 0; h < g.q_heads; ++h) {
+      uint64_t mark = 0;
+      const size_t at = (row * g.q_heads + h) * g.head_dim * 2;
+      if (response.out().size() < at + sizeof(mark)) return false;
+      std::memcpy(&mark, response.out().data() + at, sizeof(mark));
+      if (mark != ExpectedMark(g, layer, h, query, history)) return false;
+    }
+    return true;
+  }
+
+  int64_t PagesUsed() const {
+    int64_t used = 0;
+    for (const engine::PoolStats& pool : engine->stats().pools) used += pool.pages_used;
+    return used;
+  }
+
+  GatedBackend backend;
+  translate::Catalog catalog;
+  ops::Metrics metrics;
+  std::unique_ptr<engine::Engine> engine;
+  absl::Status engine_status;  // after Stop
+  std::unique_ptr<rpc::Server> server;
+  std::unique_ptr<v1::DecodeAttention::Stub> stub;
+
+ private:
+  void FillCatalog(const std::vector<engine::ModelSetup>& models) {
+    catalog.version = "test";
+    catalog.incarnation = 7;
+    catalog.device_kind = "fake";
+    catalog.message_bytes_max = options_.server.message_bytes_max;
+    catalog.slot_bytes_max = engine->staging().slot_bytes_max();
+    catalog.seqs_max = options_.cache.seqs_max;
+    catalog.seq_len_max = options_.cache.seq_len_max;
+    catalog.lease_ttl_ms = options_.cache.lease_ttl_ms;
+    catalog.lease_ttl_ms_max = options_.cache.lease_ttl_ms_max;
+    for (const engine::ModelSetup& setup : models) {
+      translate::CatalogModel model;
+      model.geometry = setup.geometry;
+      for (int32_t layer = 0; layer < setup.geometry.layers; ++layer) {
+        model.slice_tokens.push_back(engine::AppendSliceTokens(
+            options_.engine, options_.cache, setup.geometry, layer, /*layers_count=*/1));
+      }
+      model.group_page_bytes.assign(setup.geometry.groups.size(), 4096);
+      catalog.models.push_back(std::move(model));
+    }
+  }
+
+  const ServerRigOptions options_;
+  const engine::SteadyClock clock_;
+  std::thread engine_thread_;
+};
+
+// Turns until the condition holds; false after a bounded number of turns of a millisecond.
+template <typename Condition>
+bool Eventually(Condition condition, int milliseconds = 30000) {
+  for (int i = 0; i < milliseconds; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return condition();
+}
+
+inline std::vector<uint64_t> Ids(int n, uint64_t first) {
+  std::vector<uint64_t> ids(n);
+  std::iota(ids.begin(), ids.end(), first);
+  return ids;
+}
+
+}  // namespace fp8kvd::testing
