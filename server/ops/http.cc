@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
   mg_set_request_handler(self->context_, "**", OnOther, self.get());
   mg_set_request_handler(self->context_, "/livez", OnLive, self.get());
   mg_set_request_handler(self->context_, "/readyz", OnReady, self.get());
-  mg_set_request_handler(self->context_, "/metrics$", OnMetrics, self.get());
+  mg_set_request_handler(self->context_, "/metrics", OnMetrics, self.get());
   mg_set_request_handler(self->context_, "/statusz", OnStatus, self.get());
   return self;
 }

@@ -219,7 +219,7 @@ TEST(Server, ASecondOneOnTheSamePortDoesNotStart) {
 // Known fault: a cancelled unary call is never finished, and shutdown hangs.
 TEST(Server, ACancelledUnaryCallIsFinishedAndShutdownReturns) {
   ServerRig rig;
-  const v1::Handle handle = rig.Create(1)[0];
+  const std::vector<v1::Handle> handles = rig.Create(16);
   rig.backend.Close();
   std::vector<std::thread> callers;
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
@@ -228,7 +228,7 @@ TEST(Server, ACancelledUnaryCallIsFinishedAndShutdownReturns) {
     callers.emplace_back([&, i] {
       v1::DecodeResponse response;
       const grpc::Status status =
-          rig.stub->Decode(contexts[i].get(), rig.Step({handle}, i, {uint64_t(i)}), &response);
+          rig.stub->Decode(contexts[i].get(), rig.Step({handles[i]}, 0, {uint64_t(i)}), &response);
       EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
     });
   }
