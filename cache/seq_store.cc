@@ -339,13 +339,6 @@ int32_t SeqStore::Expire(int64_t now_ms, absl::Span<SeqHandle> handles) {
   return freed;
 }
 
-int64_t SeqStore::AppendTokensMax(SeqIndex seq_index, int32_t layer) const {
-  const Seq& seq = At(seq_index);
-  const BlockTable::Shape& shape = Shape(seq, PlaceOf(seq, layer));
-  if (shape.window == 0) return shape.seq_len_max;
-  return int64_t{shape.window} + shape.reclaim_slack_tokens;
-}
-
 absl::Status SeqStore::CheckVisible(SeqIndex seq_index, int32_t layer, int64_t pos,
                                     int32_t q_len) const {
   const Seq& seq = At(seq_index);

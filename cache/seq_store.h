@@ -19,9 +19,10 @@
 // One plan may be open at a time; between PlanAppend (kCommit) and Commit or Abandon only const
 //   calls are allowed, others abort.
 // Threads: one caller at a time, no locks. Cost: no allocation in Find, PlanAppend, Commit, Renew,
-//   Hold, CheckVisible, Table; the first Create of an index allocates its tables for good
-//   (seq_len_max / page_tokens * 4 bytes a group, layers * (8 + replay_digests_max * 16) bytes).
-//   PlanAppend and Commit: O(layers of the group + pages touched). Fork, Truncate, Free: O(pages).
+//   Hold, CheckVisible, Table; the first Create of an index, or one for another model than before,
+//   allocates its tables (seq_len_max / page_tokens * 4 bytes a group, layers * (8 +
+//   replay_digests_max * 16) bytes), which stay for the next. PlanAppend and Commit: O(pages
+//   touched), and once a token O(layers of the group). Fork, Truncate, Free: O(pages + layers).
 // Errors are statuses whose message says what was asked, what is allowed and what to do.
 #pragma once
 
@@ -116,13 +117,11 @@ class SeqStore {
   //   NOT_FOUND            the sequence has been freed and is only held
   //   INVALID_ARGUMENT     no such layer, beyond seq_len_max, skip_to on a layer without a window
   //   FAILED_PRECONDITION  more than window + slack ahead of the slowest layer of the group, which
-  //                        the message names; pos is reclaimed in its group
+  //                        the message names
   //   RESOURCE_EXHAUSTED   no page left, and none reserved for this
   absl::StatusOr<AppendPlan> PlanAppend(SeqIndex seq, const AppendArgs& args);
   void Commit(const AppendPlan& plan);
   void Abandon(const AppendPlan& plan);
-  // Tokens that one append of this layer may bring: window + slack, or seq_len_max without window.
-  int64_t AppendTokensMax(SeqIndex seq, int32_t layer) const;
 
   // OK if queries at [pos, pos + q_len) find every key that they see. OUT_OF_RANGE: beyond the
   // committed length, which the message names. FAILED_PRECONDITION: keys are reclaimed, and the

@@ -56,10 +56,9 @@ TEST(Window, BulkAppendsReclaimAsTheyGo) {
   EXPECT_LE(store.Pool().pages_used, 3);
 }
 
-TEST(Window, OneAppendMayBringAppendTokensMax) {
+TEST(Window, OneAppendMayBringWindowPlusSlackTokens) {
   Store store(PageTokens(4).Window(8).Slack(2));
   const SeqHandle seq = store.Create();
-  EXPECT_EQ(store->AppendTokensMax(store.At(seq), 0), 10);
   EXPECT_EQ(store.Append(seq, 11).code(), StatusCode::kFailedPrecondition);
   EXPECT_TRUE(store.Append(seq, 10).ok());
 }
