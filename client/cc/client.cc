@@ -296,6 +296,7 @@ absl::StatusOr<StatReply> Client::StatSequences(absl::Span<const Handle> handles
       [&](auto& context) { return core_->stub().StatSequences(&context, request, &response); });
   if (!status.ok()) return status;
   StatReply reply;
+  reply.sequences.reserve(response.sequences_size());
   for (const v1::SequenceInfo& info : response.sequences()) {
     reply.sequences.push_back(FromProto(info));
   }

@@ -56,8 +56,9 @@ class Captures(TestCase):
             end = min(begin + 200, int(positions[0]))
             rows = dict(pos=begin, n=end - begin, k=tensors["k"][begin:end].tobytes(),
                         v=tensors["v"][begin:end].tobytes())
-            self.stub.Append(kv.AppendRequest(model=model.name, handle=seq.handle, layer=member, **rows)
-                             for member in layers)
+            self.stub.Append(
+                kv.AppendRequest(model=model.name, handle=seq.handle, layer=member, **rows)
+                for member in layers)
         outs = []
         for step, pos in enumerate(positions):
             response = self.stub.Decode(kv.DecodeRequest(
@@ -82,8 +83,9 @@ class Captures(TestCase):
 
     def test_fp8kvctl_replays_them_all(self):
         files = [str(CAPTURES / f"{name}.safetensors") for name in FILES]
-        ran = subprocess.run([BIN / "fp8kvctl", "replay", "--json", f"--target={self.daemon.address}",
-                              *files], capture_output=True, text=True, timeout=120)
+        ran = subprocess.run(
+            [BIN / "fp8kvctl", "replay", "--json", f"--target={self.daemon.address}", *files],
+            capture_output=True, text=True, timeout=120)
         self.assertEqual(ran.returncode, 0, ran.stderr)
         report = json.loads(ran.stdout)
         self.assertTrue(report["contract_held"])

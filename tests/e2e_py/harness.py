@@ -30,8 +30,8 @@ def generate_stubs():
     directory = tempfile.mkdtemp(prefix="fp8kvd_stubs_")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     proto = ROOT / "proto"
-    arguments = ["protoc", f"-I{proto}", f"--python_out={directory}", f"--grpc_python_out={directory}",
-                 str(proto / "fp8kvd/v1/kv.proto")]
+    arguments = ["protoc", f"-I{proto}", f"--python_out={directory}",
+                 f"--grpc_python_out={directory}", str(proto / "fp8kvd/v1/kv.proto")]
     if protoc.main(arguments) != 0:
         raise RuntimeError("protoc refused proto/fp8kvd/v1/kv.proto")
     sys.path.insert(0, directory)
@@ -180,8 +180,8 @@ class TestCase(unittest.TestCase):
 
     def rows(self, *shape):
         """Random bf16 rows whose size differs from row to row."""
-        x = self.random.standard_normal(shape) * 2.0 ** self.random.integers(-2, 3, (*shape[:-1], 1))
-        return reference.to_bf16(x)
+        sizes = 2.0 ** self.random.integers(-2, 3, (*shape[:-1], 1))
+        return reference.to_bf16(self.random.standard_normal(shape) * sizes)
 
     def append(self, seq, n, layers=None, chunk=100):
         """n tokens to each layer (all of them unless named), in chunks of one stream."""
@@ -193,8 +193,8 @@ class TestCase(unittest.TestCase):
                 k = self.rows(m, seq.model.kv_heads, seq.model.head_dim)
                 v = self.rows(m, seq.model.kv_heads, seq.model.head_dim)
                 chunks.append(kv.AppendRequest(
-                    model=seq.model.name, handle=seq.handle, layer=layer, pos=len(seq.k[layer]), n=m,
-                    k=k.tobytes(), v=v.tobytes()))
+                    model=seq.model.name, handle=seq.handle, layer=layer, pos=len(seq.k[layer]),
+                    n=m, k=k.tobytes(), v=v.tobytes()))
                 seq.keep(layer, k, v)
         return self.stub.Append(iter(chunks))
 
@@ -207,8 +207,8 @@ class TestCase(unittest.TestCase):
             positions = [len(seq.k[layer]) for seq in seqs]
         q = self.rows(n, model.q_heads, model.head_dim)
         request = kv.DecodeRequest(
-            model=model.name, layer=layer, handles=[seq.handle for seq in seqs], positions=positions,
-            q_lens=[] if q_lens == [1] * len(seqs) else q_lens, q=q.tobytes(),
+            model=model.name, layer=layer, handles=[seq.handle for seq in seqs],
+            positions=positions, q_lens=[] if q_lens == [1] * len(seqs) else q_lens, q=q.tobytes(),
             out_type=kv.OUT_TYPE_FP32, **fields)
         if append:
             k, v = (self.rows(n, model.kv_heads, model.head_dim) for _ in "kv")
@@ -231,8 +231,9 @@ class TestCase(unittest.TestCase):
         outs, lses, row = [], [], 0
         for seq, pos, q_len in zip(seqs, request.positions, request.q_lens or [1] * len(seqs)):
             out, lse = reference.attend(
-                q[row:row + q_len], cache(seq.k[layer]), cache(seq.v[layer]), range(pos, pos + q_len),
-                sm_scale=model.sm_scale, window=group.window, softcap=group.softcap, sinks=sinks)
+                q[row:row + q_len], cache(seq.k[layer]), cache(seq.v[layer]),
+                range(pos, pos + q_len), sm_scale=model.sm_scale, window=group.window,
+                softcap=group.softcap, sinks=sinks)
             outs.append(out)
             lses.append(lse)
             row += q_len

@@ -115,6 +115,7 @@ absl::StatusOr<std::vector<client::Sequence>> Fill(const Plan& plan, client::Cli
 absl::StatusOr<Result> Measure(const Plan& plan, client::Client& client,
                                const std::vector<client::Sequence>& sequences) {
   std::vector<client::Handle> handles;
+  handles.reserve(sequences.size());
   for (const client::Sequence& sequence : sequences) handles.push_back(sequence.handle());
   const std::vector<uint64_t> positions(handles.size(), static_cast<uint64_t>(plan.seq_len - 1));
   const std::vector<uint16_t> q =
