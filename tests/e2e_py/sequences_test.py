@@ -3,6 +3,7 @@
 import unittest
 
 import grpc
+import numpy as np
 
 from harness import TestCase, kv
 
@@ -69,10 +70,19 @@ class Sequences(TestCase):
 
     def test_skip_to_spares_what_no_query_will_see(self):
         seq = self.create("rich_fp8_kv")[0]
+        shape = (seq.model.kv_heads, seq.model.head_dim)
         for layer in (0, 1):
+            k, v = self.rows(150, *shape), self.rows(150, *shape)
             self.stub.Append(iter([kv.AppendRequest(
-                model=seq.model.name, handle=seq.handle, layer=layer, pos=5000, skip_to=5000)]))
-        self.assertEqual(list(self.stat(seq).seq_lens), [5000, 5000])
+                model=seq.model.name, handle=seq.handle, layer=layer, pos=5000, skip_to=5000, n=150,
+                k=k.tobytes(), v=v.tobytes())]))
+            unseen = np.zeros((5000, *shape), np.uint16)
+            seq.keep(layer, unseen, unseen)
+            seq.keep(layer, k, v)
+        self.assertEqual(list(self.stat(seq).seq_lens), [5150, 5150])
+        self.assertLessEqual(self.stat(seq).pages, 4)
+        request = self.request([seq], sink_logits=[0.0] * 12)
+        self.check([seq], request, self.stub.Decode(request))
 
     def test_a_freed_handle_is_not_found(self):
         seq = self.create("plain_bf16")[0]
