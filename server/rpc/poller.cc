@@ -23,7 +23,8 @@ void Poller::Post(Posted* posted) {
   } while (!posted_.compare_exchange_weak(before, posted, std::memory_order_release,
                                           std::memory_order_relaxed));
   if (before == nullptr) {
-    alarm_.Set(queue_.get(), gpr_now(GPR_CLOCK_MONOTONIC), static_cast<Event*>(this));
+    // A time long past fires at once; the present is rounded up to gRPC's next millisecond.
+    alarm_.Set(queue_.get(), gpr_inf_past(GPR_CLOCK_MONOTONIC), static_cast<Event*>(this));
   }
 }
 
