@@ -65,6 +65,7 @@ find_program(FP8KVD_PYTHON python3 HINTS ${CMAKE_SOURCE_DIR}/build/venv/bin NO_D
 find_program(FP8KVD_PYTHON python3 REQUIRED)
 
 # Instrumented code is slower: budgets are for the release build and grow by these factors.
+set(FP8KVD_BUDGET_SCALE 1 CACHE STRING "Whole number by which every test's budget grows")
 set(FP8KVD_BUDGET_FACTOR 1)
 set(FP8KVD_BUILD_KIND release)
 if(FP8KVD_SANITIZE MATCHES "thread")
@@ -83,7 +84,7 @@ function(fp8kvd_budget name)
     message(FATAL_ERROR "tests/budget.txt has no line for ${name}")
   endif()
   string(REGEX REPLACE "^${name} +([0-9]+).*" "\\1" seconds "${line}")
-  math(EXPR seconds "${seconds} * ${FP8KVD_BUDGET_FACTOR}")
+  math(EXPR seconds "${seconds} * ${FP8KVD_BUDGET_FACTOR} * ${FP8KVD_BUDGET_SCALE}")
   set_tests_properties(${name} PROPERTIES TIMEOUT ${seconds})
 endfunction()
 

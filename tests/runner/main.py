@@ -27,6 +27,8 @@ def parse(arguments):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: everything")
     parser.add_argument("--list", action="store_true", help="print the tests instead of running")
+    parser.add_argument("--budget_scale", type=int, default=1, metavar="N",
+                        help="N times the budgets, on a machine that does other things meanwhile")
     return parser.parse_args(arguments)
 
 
@@ -35,7 +37,7 @@ def matches(name, test):
                                      (test.name, test.full_name))
 
 
-def builds_for(names):
+def builds_for(names, budget_scale):
     """The builds that can hold a test called so, configured later."""
     presets = ["release", "asan", "tsan"]
     groups = {name.split("/")[0] for name in names}
@@ -44,7 +46,8 @@ def builds_for(names):
         presets = [preset for preset in presets if preset in wanted]
     arguments = {"release": lambda: ["-DFP8KVD_CUDA=ON",
                                      f"-DFP8KVD_NVCC={toolchain.ensure_nvcc()}"]}
-    return [builds.Build(preset, arguments.get(preset, list)()) for preset in presets]
+    scale = f"-DFP8KVD_BUDGET_SCALE={budget_scale}"
+    return [builds.Build(preset, [scale, *arguments.get(preset, list)()]) for preset in presets]
 
 
 def run_build(build, names):
@@ -63,7 +66,7 @@ def main():
     start = time.monotonic()
     try:
         toolchain.ensure_venv()
-        chosen = builds_for(options.names)
+        chosen = builds_for(options.names, options.budget_scale)
     except toolchain.ToolchainError as error:
         print(f"tests/run: {error}")
         return report.print_report([report.Result("toolchain", False, 0, 0, str(error))], 0)
