@@ -61,11 +61,12 @@ CpuBackend::~CpuBackend() {
 }
 
 DeviceInfo CpuBackend::Device() const {
-  const int64_t target = hwy::SupportedTargets() & -hwy::SupportedTargets();  // the best one
+  const int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
+  const int64_t best = targets & -targets;
   DeviceInfo info;
   info.kind = "cpu";
-  info.name = absl::StrCat(ProcessorName(), ", ", workers_->threads(), " threads, ",
-                           hwy::TargetName(target));
+  info.name =
+      absl::StrCat(ProcessorName(), ", ", workers_->threads(), " threads, ", hwy::TargetName(best));
   info.bytes_total = MemoryBytes(_SC_PHYS_PAGES);
   info.bytes_free = MemoryBytes(_SC_AVPHYS_PAGES);
   return info;

@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <limits>
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include "config/base/check.h"
@@ -103,10 +104,12 @@ HWY_INLINE const uint8_t* VectorAt(const uint8_t* tiles, int64_t tile_bytes, int
 }
 
 // sums[v][c] += pairs [begin, end) of vector (vector + v) times column c, b[c * kStride + inner].
+// What lies `ahead` bytes further is fetched meanwhile: blocks are scattered, which processors
+// cannot guess.
 template <Precision kPrecision, int32_t kStride, int32_t kVectors, int32_t kColumns>
 HWY_INLINE void MultiplyPairs(const uint8_t* tiles, int64_t tile_bytes, int32_t vector,
                               int32_t begin, int32_t end, const float* HWY_RESTRICT b,
-                              VF (&sums)[kVectors][kColumns]) {
+                              int64_t ahead, VF (&sums)[kVectors][kColumns]) {
   const uint8_t* x[kVectors];
   HWY_UNROLL(4)
   for (int32_t v = 0; v < kVectors; ++v) {
@@ -117,7 +120,9 @@ HWY_INLINE void MultiplyPairs(const uint8_t* tiles, int64_t tile_bytes, int32_t 
     for (int32_t v = 0; v < kVectors; ++v) {
       VF even;
       VF odd;
-      Pair<kPrecision>::Load(x[v] + pair * kPairBytes<kPrecision>, even, odd);
+      const uint8_t* at = x[v] + pair * kPairBytes<kPrecision>;
+      hwy::Prefetch(at + ahead);
+      Pair<kPrecision>::Load(at, even, odd);
       HWY_UNROLL(8)
       for (int32_t c = 0; c < kColumns; ++c) {
         sums[v][c] = hn::MulAdd(even, hn::Set(DF(), b[c * kStride + 2 * pair]), sums[v][c]);
@@ -163,6 +168,7 @@ HWY_INLINE VF Softcap(VF x, float softcap) {
 // One page for kColumns query heads of one KV head. Tokens count from the page's first.
 struct PageWork {
   const uint8_t* block;
+  const uint8_t* next_block;  // whose K comes after this page's V; this one again if there is none
   PageLayout layout;
   int32_t first;  // tokens of the page that some query of the row sees: [first, end), not empty
   int32_t end;
@@ -190,7 +196,8 @@ HWY_INLINE int32_t ScoreVectors(const PageWork& work, int32_t vector, int32_t ve
       for (int32_t c = 0; c < kColumns; ++c) sums[v][c] = hn::Zero(DF());
     }
     MultiplyPairs<kPrecision, kQueryStride>(work.block, work.layout.k_tile_bytes(), vector, 0,
-                                            work.layout.head_dim / 2, work.q, sums);
+                                            work.layout.head_dim / 2, work.q, work.layout.v_begin(),
+                                            sums);
     HWY_UNROLL(4)
     for (int32_t v = 0; v < kVectors; ++v) {
       HWY_UNROLL(8)
@@ -275,6 +282,7 @@ HWY_INLINE void Weigh(const PageWork& work, int32_t c) {
 template <Precision kPrecision, int32_t kVectors, int32_t kColumns>
 HWY_INLINE int32_t ValueVectors(const PageWork& work, int32_t vector, int32_t vectors_end) {
   const int32_t head_dim = work.layout.head_dim;
+  const int64_t ahead = work.next_block - (work.block + work.layout.v_begin());
   for (; vector + kVectors <= vectors_end; vector += kVectors) {
     float* o = work.o + vector * kLanes;
     VF sums[kVectors][kColumns];
@@ -285,9 +293,9 @@ HWY_INLINE int32_t ValueVectors(const PageWork& work, int32_t vector, int32_t ve
         sums[v][c] = hn::Load(DF(), o + c * head_dim + v * kLanes);
       }
     }
-    MultiplyPairs<kPrecision, kScoreStride>(work.block + work.layout.v_begin(),
-                                            work.layout.v_tile_bytes(), vector,
-                                            (work.first + 1) / 2, work.end / 2, work.scores, sums);
+    MultiplyPairs<kPrecision, kScoreStride>(
+        work.block + work.layout.v_begin(), work.layout.v_tile_bytes(), vector,
+        (work.first + 1) / 2, work.end / 2, work.scores, ahead, sums);
     HWY_UNROLL(4)
     for (int32_t v = 0; v < kVectors; ++v) {
       HWY_UNROLL(8)

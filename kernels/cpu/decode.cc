@@ -52,10 +52,25 @@ void SetColumns(const DecodeRow& row, int32_t group, int32_t column_begin, int32
   }
 }
 
+// Where the K lies that is read after that of `page`: of the row's next page, or of its first page
+// for the next KV head; the page itself if there is none. It is only fetched, so it need not be
+// right.
+const uint8_t* NextBlock(const DecodeRow& row, const RowSplits& splits, int64_t block_bytes,
+                         int32_t kv_head, int32_t page) {
+  if (page + 1 < splits.end_page) {
+    ++page;
+  } else if (kv_head + 1 < row.kv_heads) {
+    page = splits.first_page;
+    ++kv_head;
+  }
+  return row.base + row.block_table[page] * row.page_stride + kv_head * block_bytes;
+}
+
 // Attends to pages [page_begin, page_end) of one unit. q: as WidenQueries left it. scores: room for
 // kColumnsMax columns.
-void AttendPages(const DecodeParams& params, const UnitPart& unit, int32_t page_begin,
-                 int32_t page_end, const float* q, float* scores, const Partial& partial) {
+void AttendPages(const DecodeParams& params, const RowSplits& splits, const UnitPart& unit,
+                 int32_t page_begin, int32_t page_end, const float* q, float* scores,
+                 const Partial& partial) {
   const DecodeRow& row = params.rows[unit.row];
   const PageLayout layout{params.precision, params.head_dim};
   const int32_t columns = row.q_len * params.group;
@@ -75,6 +90,7 @@ void AttendPages(const DecodeParams& params, const UnitPart& unit, int32_t page_
     const int32_t page_token = page * kPageTokens;
     work.block =
         row.base + row.block_table[page] * row.page_stride + unit.kv_head * layout.block_bytes();
+    work.next_block = NextBlock(row, splits, layout.block_bytes(), unit.kv_head, page);
     work.first = std::max(row_first - page_token, 0);
     work.end = std::min(row_end - page_token, kPageTokens);
     int32_t column = 0;
@@ -95,6 +111,24 @@ void AttendPages(const DecodeParams& params, const UnitPart& unit, int32_t page_
   }
 }
 
+// total = total and split together, for `columns` columns.
+void MergeInto(const Partial& total, const Partial& split, int32_t columns, int32_t head_dim) {
+  for (int32_t c = 0; c < columns; ++c) {
+    const MergedDenominator merged =
+        Merge({total.max[c] * kLn2, total.sum[c]}, {split.max[c] * kLn2, split.sum[c]});
+    float* o = total.o + int64_t{c} * head_dim;
+    const float* more = split.o + int64_t{c} * head_dim;
+    const VF weight_o = hn::Set(DF(), merged.weight_a);
+    const VF weight_more = hn::Set(DF(), merged.weight_b);
+    for (int32_t i = 0; i < head_dim; i += kLanes) {
+      const VF weighted = hn::Mul(weight_more, hn::Load(DF(), more + i));
+      hn::Store(hn::MulAdd(weight_o, hn::Load(DF(), o + i), weighted), DF(), o + i);
+    }
+    total.max[c] = std::max(total.max[c], split.max[c]);
+    total.sum[c] = merged.both.sum;
+  }
+}
+
 }  // namespace fp8kvd::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -104,23 +138,7 @@ namespace {
 
 HWY_EXPORT(WidenQueries);
 HWY_EXPORT(AttendPages);
-
-constexpr float kLn2 = 0.693147180559945309F;
-
-// total = total and split together, for `columns` columns.
-void MergeInto(const Partial& total, const Partial& split, int32_t columns, int32_t head_dim) {
-  for (int32_t c = 0; c < columns; ++c) {
-    const MergedDenominator merged =
-        Merge({total.max[c] * kLn2, total.sum[c]}, {split.max[c] * kLn2, split.sum[c]});
-    float* o = total.o + int64_t{c} * head_dim;
-    const float* more = split.o + int64_t{c} * head_dim;
-    for (int32_t i = 0; i < head_dim; ++i) {
-      o[i] = merged.weight_a * o[i] + merged.weight_b * more[i];
-    }
-    total.max[c] = std::max(total.max[c], split.max[c]);
-    total.sum[c] = merged.both.sum;
-  }
-}
+HWY_EXPORT(MergeInto);
 
 // One launch on its threads.
 class Launch {
@@ -144,7 +162,8 @@ class Launch {
       AttendSplit(thread, part, 0, total);
       for (int32_t split = 1; split < part.end; ++split) {
         AttendSplit(thread, part, split, workspace_.split(thread));
-        MergeInto(total, workspace_.split(thread), Columns(part), params_.head_dim);
+        HWY_DYNAMIC_DISPATCH(MergeInto)
+        (total, workspace_.split(thread), Columns(part), params_.head_dim);
       }
       Finish(part, total);
     });
@@ -156,7 +175,8 @@ class Launch {
     if (cut.row < 0) return;
     const Partial total = workspace_.shared(thread, 0);
     for (int32_t split = 1; split < workspace_.plan.row(cut.row).splits; ++split) {
-      MergeInto(total, workspace_.shared(thread, split), Columns(cut), params_.head_dim);
+      HWY_DYNAMIC_DISPATCH(MergeInto)
+      (total, workspace_.shared(thread, split), Columns(cut), params_.head_dim);
     }
     Finish(cut, total);
   }
@@ -171,7 +191,7 @@ class Launch {
     const int32_t begin = splits.first_page + split * splits.split_pages;
     const int32_t end = std::min(begin + splits.split_pages, splits.end_page);
     HWY_DYNAMIC_DISPATCH(AttendPages)
-    (params_, part, begin, end, workspace_.q(thread), workspace_.scores(thread), to);
+    (params_, splits, part, begin, end, workspace_.q(thread), workspace_.scores(thread), to);
   }
 
   // Sinks, division, output.

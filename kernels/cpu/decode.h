@@ -21,6 +21,9 @@ inline constexpr int32_t kColumnsMax = 8;
 inline constexpr int32_t kQueryStride = kHeadDimMax + kTile;
 inline constexpr int32_t kScoreStride = kPageTokens + kTile;
 
+// Scores are kept in units of ln 2 inside a launch, so that each exponential is a power of two.
+inline constexpr float kLn2 = 0.693147180559945309F;
+
 // The partial result of some keys for all columns (query tokens x heads of one KV head) of one row.
 struct Partial {
   float* max;  // [columns] largest score in units of ln 2, -inf: no key

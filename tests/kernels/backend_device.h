@@ -13,7 +13,7 @@
 
 namespace fp8kvd::kernels::cases {
 
-class BackendDevice final : public Device {
+class BackendDevice : public Device {
  public:
   struct Sizes {
     int64_t pool_bytes = int64_t{5} << 30;  // address space alone, until a page is written
