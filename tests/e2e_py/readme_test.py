@@ -1,5 +1,5 @@
 """README.md's Python call, as a reader would paste it, against the daemon that README.md starts;
-and that the files which README.md and docs/architecture.md name are there."""
+and that the files which the documents name are there."""
 
 import re
 import shlex
@@ -55,7 +55,7 @@ class Readme(unittest.TestCase):
             self.assertIn(f"{speedup}x", ran.stdout)
 
     def test_every_path_named_exists(self):
-        for document in ("README.md", "docs/architecture.md"):
+        for document in ("README.md", "docs/architecture.md", "docs/semantics.md"):
             text = (ROOT / document).read_text()
             folder = (ROOT / document).parent
             for link in re.findall(r"\]\(([^)#]+)\)", text):

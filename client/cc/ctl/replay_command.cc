@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 #include "client/cc/ctl/commands.h"
 #include "client/cc/ctl/handles.h"
@@ -105,7 +106,7 @@ void PrintTable(const std::vector<Line>& lines, std::ostream& out) {
                "p50 ms", "p99 ms"});
   for (const Line& line : lines) {
     table.Add({Printable(line.file), absl::StrCat(line.tokens),
-               PrecisionName(line.target.precision), Fixed(line.rel_l2, 6),
+               PrecisionName(line.target.precision), absl::StrFormat("%.5g", line.rel_l2),
                absl::StrCat(Fixed(line.allowed.min, 4), " to ", Fixed(line.allowed.max, 4)),
                line.held() ? "yes" : "NO", HumanBytes(static_cast<double>(line.cache_bytes)),
                absl::StrCat(line.target.group_layers.size()), Fixed(line.p50_ms, 2),
