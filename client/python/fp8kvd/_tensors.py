@@ -1,0 +1,166 @@
+"""Tensors of numpy, torch or DLPack as bf16 bits or fp32 values, and back; copies only at need.
+
+torch and ml_dtypes are never imported here unless the caller's own tensors came from them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import sys
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+# Anything of numpy, torch or with __dlpack__; the latter two have no types without their packages.
+Tensor: TypeAlias = Any
+Bits: TypeAlias = npt.NDArray[np.uint16]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class Kind(enum.Enum):
+    """What the caller's tensor was, so that results come back alike."""
+
+    BITS = "uint16"  # of numpy: bf16 as its bits
+    BFLOAT16 = "ml_dtypes.bfloat16"
+    FLOAT = "float"  # of numpy
+    TORCH = "torch"
+    DLPACK_BF16 = "dlpack bf16"
+    DLPACK_FLOAT = "dlpack float"
+
+
+def _torch_of(x: Tensor) -> Any:
+    """The torch module if x is one of its tensors, else None."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(x, torch.Tensor) else None
+
+
+def kind_of(x: Tensor) -> Kind:
+    """Which Kind x is. TypeError when it is no tensor, or of a type that is no bf16 or float."""
+    if isinstance(x, np.ndarray):
+        if x.dtype == np.uint16:
+            return Kind.BITS
+        if x.dtype.name == "bfloat16":
+            return Kind.BFLOAT16
+        if x.dtype in (np.float16, np.float32, np.float64):
+            return Kind.FLOAT
+        raise TypeError(f"an array of {x.dtype}: give bf16 (ml_dtypes.bfloat16, or its bits as "
+                        "uint16), float16, float32 or float64")
+    if _torch_of(x) is not None:
+        return Kind.TORCH
+    if hasattr(x, "__dlpack__"):
+        return Kind.DLPACK_BF16 if _from_dlpack(x).dtype == np.uint16 else Kind.DLPACK_FLOAT
+    raise TypeError(f"{type(x).__name__} is no tensor: give a numpy array, a torch tensor, or "
+                    "anything with __dlpack__")
+
+
+def to_numpy(x: Tensor) -> Array:
+    """x as a numpy array of its floats, or of uint16 where it is bf16. No copy on the CPU."""
+    torch = _torch_of(x)
+    if torch is not None:
+        x = x.detach()
+        if x.device.type != "cpu":
+            x = x.cpu()  # the one copy that a remote call cannot spare
+        if x.dtype == torch.bfloat16:
+            return np.asarray(x.view(torch.int16).numpy()).view(np.uint16)
+        x = np.asarray(x.numpy())
+    elif not isinstance(x, np.ndarray):
+        x = _from_dlpack(x) if hasattr(x, "__dlpack__") else x
+    kind_of(x)  # refuses what is neither
+    array: Array = x
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def bf16_bits(x: Tensor) -> Bits:
+    """x as contiguous bf16 bits. bf16 is not converted; floats are rounded to nearest even."""
+    array = to_numpy(x)
+    if array.dtype != np.uint16:
+        array = round_to_bf16(np.asarray(array, np.float32))
+    return np.ascontiguousarray(array)
+
+
+def float32_values(x: Tensor) -> Floats:
+    """x as fp32 values; exact for bf16 and float16."""
+    array = to_numpy(x)
+    return bf16_values(array) if array.dtype == np.uint16 else np.asarray(array, np.float32)
+
+
+def bf16_values(bits: Bits) -> Floats:
+    """What bf16 bits are worth, exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def round_to_bf16(values: Floats) -> Bits:
+    """Bits of the nearest bf16, ties to even; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    nan = (bits >> 16) | 0x40
+    return np.where((bits & 0x7FFFFFFF) > 0x7F800000, nan, rounded).astype(np.uint16)
+
+
+def like(x: Tensor, array: Array) -> Tensor:
+    """array in the form of x: a torch tensor on x's device, else array itself.
+
+    torch has no read-only tensors, so what is read-only is copied for it.
+    """
+    torch = _torch_of(x)
+    if torch is None:
+        return array
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(x.device)
+
+
+def bf16_like(x: Tensor, bits: Bits) -> Tensor:
+    """bf16 bits in the form of x: torch.bfloat16, ml_dtypes.bfloat16, or the bits as uint16."""
+    torch = _torch_of(x)
+    if torch is not None:
+        return like(x, bits.view(np.int16)).view(torch.bfloat16)
+    if isinstance(x, np.ndarray) and x.dtype.name == "bfloat16":
+        return bits.view(x.dtype)
+    return bits
+
+
+class _DLTensor(ctypes.Structure):
+    """Of dlpack.h: what a capsule named "dltensor" points to begins with it."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32),
+                ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
+                ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
+
+
+_HOST_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
+_DTYPES = {(4, 16): np.uint16, (1, 16): np.uint16, (2, 16): np.float16, (2, 32): np.float32,
+           (2, 64): np.float64}  # by DLDataTypeCode and bits; 4 is bfloat
+
+
+def _from_dlpack(x: Tensor) -> Array:
+    """A view of a tensor that exports DLPack; numpy's own from_dlpack knows no bf16."""
+    device_type = x.__dlpack_device__()[0]
+    if device_type not in _HOST_DEVICES:
+        raise TypeError(f"{type(x).__name__} is on a device (DLPack device type "
+                        f"{int(device_type)}): copy it to the host first")
+    capsule = x.__dlpack__()
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = _DLTensor.from_address(pointer_of(capsule, b"dltensor"))
+    dtype = _DTYPES.get((tensor.code, tensor.bits))
+    if dtype is None or tensor.lanes != 1:
+        raise TypeError(f"{type(x).__name__} exports DLPack type code {tensor.code} of "
+                        f"{tensor.bits} bits: give bf16, float16, float32 or float64")
+    shape = tensor.shape[:tensor.ndim]
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    size = np.dtype(dtype).itemsize
+    if tensor.strides:
+        strides = [stride * size for stride in tensor.strides[:tensor.ndim]]
+    else:
+        strides = [size * int(np.prod(shape[axis + 1:])) for axis in range(tensor.ndim)]
+    if any(stride < 0 for stride in strides):
+        raise TypeError(f"{type(x).__name__} exports negative strides: make it contiguous")
+    extent = size + sum((n - 1) * stride for n, stride in zip(shape, strides))
+    memory = (ctypes.c_char * extent).from_address(tensor.data + tensor.byte_offset)
+    memory.owner = capsule  # so that what it points to lives as long as the view
+    return np.ndarray(shape, dtype, memory, 0, strides)
