@@ -13,7 +13,7 @@ namespace {
 constexpr int kOperations = 100000;
 
 TEST(StoreModel, UsedPlusFreeIsTheTotalAfterEveryOneOf100000MixedOperations) {
-  const char* given = std::getenv("FP8KVD_SEED");
+  const char* given = std::getenv("FP8KVD_SEED");  // NOLINT(concurrency-mt-unsafe): one thread
   const uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : 1;
   std::mt19937_64 random(seed);
   StoreDriver driver([&](uint32_t bound) { return static_cast<uint32_t>(random() % bound); });
