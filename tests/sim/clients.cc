@@ -65,8 +65,7 @@ void World::Create(Client& client) {
   Submit(client, std::move(flight));
 }
 
-ItemSpec World::MakeItem(SeqModel& seq, int32_t layer, bool is_append,
-                         std::vector<uint64_t>* tokens) {
+ItemSpec World::MakeItem(SeqModel& seq, int32_t layer, bool is_append) {
   ItemSpec spec{.handle = seq.handle(), .pos = seq.hoped[layer], .tokens = {}, .queries = {}};
   const int64_t q_len = random_.Chance(80) ? 1 : random_.In(2, 4);
   for (int64_t j = 0; j < q_len; ++j) {
@@ -81,67 +80,63 @@ ItemSpec World::MakeItem(SeqModel& seq, int32_t layer, bool is_append,
   } else {
     seq.hoped[layer] += q_len;
   }
-  *tokens = spec.tokens;
   return spec;
 }
 
 void World::Decode(Client& client, SeqModel& seq) {
   const ModelGeometry& geometry = engine_->models()[seq.model()].geometry;
-  int32_t layer = static_cast<int32_t>(random_.In(0, geometry.layers - 1));
+  SentDecode sent;
+  sent.model = seq.model();
+  sent.layer = static_cast<int32_t>(random_.In(0, geometry.layers - 1));
   if (random_.Chance(70)) {  // the slowest layer, as a model's pass would
-    layer = static_cast<int32_t>(std::min_element(seq.hoped.begin(), seq.hoped.end()) -
-                                 seq.hoped.begin());
+    sent.layer = static_cast<int32_t>(std::min_element(seq.hoped.begin(), seq.hoped.end()) -
+                                      seq.hoped.begin());
   }
+  sent.out_type = random_.Chance(25) ? kernels::OutType::kFp32 : kernels::OutType::kBf16;
   const bool is_append = random_.Chance(75);
-  Flight flight;
-  std::vector<ItemSpec> items;
   for (SeqModel& other : client.seqs) {
     const bool may_join = &other == &seq || (random_.Chance(50) && other.model() == seq.model() &&
                                              !other.is_exclusive);
-    if (!may_join) continue;
-    std::vector<uint64_t> tokens;
-    items.push_back(MakeItem(other, layer, is_append, &tokens));
-    flight.tokens.push_back(std::move(tokens));
-    flight.seqs.push_back(&other);
+    if (may_join) sent.items.push_back(MakeItem(other, sent.layer, is_append));
   }
-  flight.what = absl::StrCat(is_append ? "decode" : "attend", " layer ", layer);
+  Send(client, std::move(sent), is_append ? "decode" : "attend");
+}
+
+// Sends what is in flight, or was answered last, again: with the same bytes or, rarely, with
+// others.
+void World::Retry(Client& client) {
+  SentDecode sent = client.answered;
+  for (const Flight& flight : client.flights) {
+    if (flight.decode && random_.Chance(40)) sent = flight.sent;
+  }
+  const bool has_other_bytes = random_.Chance(20);
+  for (ItemSpec& item : sent.items) {
+    if (has_other_bytes && !item.tokens.empty()) item.tokens[0] = next_token_++;
+    for (uint64_t& query : item.queries) query = next_token_++;
+  }
+  Send(client, std::move(sent), has_other_bytes ? "other bytes" : "again");
+}
+
+void World::Send(Client& client, SentDecode sent, std::string what) {
+  Flight flight;
+  std::vector<ItemSpec> items;
+  for (const ItemSpec& item : sent.items) {  // those whose sequence the client still remembers
+    for (SeqModel& seq : client.seqs) {
+      if (!(seq.handle() == item.handle) || seq.is_exclusive) continue;
+      flight.seqs.push_back(&seq);
+      items.push_back(item);
+    }
+  }
+  if (items.empty()) return;
+  sent.items = items;
+  flight.what = absl::StrCat(what, " layer ", sent.layer);
   for (const ItemSpec& item : items) {
     absl::StrAppend(&flight.what, " seq ", static_cast<uint64_t>(item.handle.seq_id), "@", item.pos,
                     "+", item.queries.size());
   }
-  flight.decode = std::make_unique<DecodeCall>(
-      engine_.get(), seq.model(), layer, std::move(items),
-      random_.Chance(25) ? kernels::OutType::kFp32 : kernels::OutType::kBf16);
-  Submit(client, std::move(flight));
-}
-
-// Sends what is in flight again: behind its original, with the same bytes or, rarely, with others.
-void World::Retry(Client& client) {
-  const Flight* original = nullptr;
-  for (const Flight& flight : client.flights) {
-    if (flight.decode && random_.Chance(50)) original = &flight;
-  }
-  if (original == nullptr) return;
-  const bool has_other_bytes = random_.Chance(20);
-  const DecodeCall& call = *original->decode;
-  Flight flight;
-  std::vector<ItemSpec> items;
-  for (size_t i = 0; i < call.items.size(); ++i) {
-    std::vector<uint64_t> tokens = original->tokens[i];
-    if (has_other_bytes && !tokens.empty()) tokens[0] = next_token_++;
-    std::vector<uint64_t> queries(call.items[i].q_len);
-    for (uint64_t& query : queries) query = next_token_++;
-    items.push_back(ItemSpec{.handle = call.items[i].handle,
-                             .pos = call.items[i].pos,
-                             .tokens = tokens,
-                             .queries = queries});
-    flight.tokens.push_back(std::move(tokens));
-  }
-  flight.seqs = original->seqs;
-  flight.what = absl::StrCat(has_other_bytes ? "other bytes for: " : "again: ", original->what);
-  flight.decode =
-      std::make_unique<DecodeCall>(engine_.get(), call.request.model, call.request.layer,
-                                   std::move(items), call.request.out_type);
+  flight.decode = std::make_unique<DecodeCall>(engine_.get(), sent.model, sent.layer,
+                                               std::move(items), sent.out_type);
+  flight.sent = std::move(sent);
   Submit(client, std::move(flight));
 }
 
@@ -292,7 +287,10 @@ void World::JudgeDone() {
         seq->is_exclusive = false;
         if (seq->calls_in_flight == 0) seq->ForgetHopes();
       }
-      if (flight.decode) flight.decode->Scribble();
+      if (flight.decode) {
+        flight.decode->Scribble();
+        client.answered = std::move(flight.sent);
+      }
       if (flight.append) flight.append->Scribble();
       client.flights.pop_front();
     }
@@ -308,12 +306,10 @@ void World::Judge(Client& client, Flight& flight) {
     for (SeqModel* seq : flight.seqs) seq->Lose();
     return;
   }
-  if (std::any_of(flight.seqs.begin(), flight.seqs.end(),
-                  [](const SeqModel* seq) { return seq->is_lost(); })) {
-    return;
-  }
   if (flight.decode) {
     JudgeDecode(flight);
+  } else if (!flight.seqs.empty() && flight.seqs[0]->is_lost()) {
+    return;
   } else if (flight.append) {
     const std::string why = flight.seqs[0]->JudgeAppend(flight.facts, *flight.append);
     if (!why.empty()) Complain(absl::StrCat(flight.what, ": ", why));
@@ -324,10 +320,11 @@ void World::Judge(Client& client, Flight& flight) {
 
 void World::JudgeDecode(Flight& flight) {
   for (size_t i = 0; i < flight.seqs.size(); ++i) {
+    if (flight.seqs[i]->is_lost()) continue;
     Count(flight.decode->items[i].status, "item");
     Trace(absl::StrCat("    item ", i, ": ", flight.decode->items[i].status.ToString()));
-    const std::string why = flight.seqs[i]->JudgeItem(flight.facts, *flight.decode,
-                                                      static_cast<int32_t>(i), flight.tokens[i]);
+    const std::string why = flight.seqs[i]->JudgeItem(
+        flight.facts, *flight.decode, static_cast<int32_t>(i), flight.sent.items[i].tokens);
     if (!why.empty()) Complain(absl::StrCat(flight.what, " item ", i, ": ", why));
   }
 }

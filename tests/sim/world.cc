@@ -54,7 +54,7 @@ void World::Start() {
   options.batch_wait_us_max = random_.Chance(20) ? static_cast<int32_t>(random_.In(1, 500)) : 0;
   options.append_slice_bytes_max = 16 * random_.In(1, 40);
   options.launches_inflight_max = static_cast<int32_t>(random_.In(1, 3));
-  options.staging_bytes = int64_t{8} << 20;
+  options.staging_bytes = int64_t{16} << 20;
   config::CacheOptions cache;
   cache.seqs_max = static_cast<int32_t>(random_.In(6, 40));
   cache.seq_len_max = SeqModel::kSeqLenMax;

@@ -35,14 +35,21 @@ class World {
   const std::map<std::string, int64_t>& tally() const { return tally_; }
 
  private:
+  // A decode as its client remembers it, to send it again.
+  struct SentDecode {
+    int32_t model = 0;
+    int32_t layer = 0;
+    kernels::OutType out_type = kernels::OutType::kBf16;
+    std::vector<ItemSpec> items;
+  };
   // A call in flight, with how to judge it.
   struct Flight {
     CallFacts facts;
-    std::unique_ptr<DecodeCall> decode;
+    std::unique_ptr<DecodeCall> decode;  // with `sent` and `seqs` of its items
     std::unique_ptr<AppendCall> append;
     std::unique_ptr<ControlCall> control;
-    std::vector<SeqModel*> seqs;                // that it names
-    std::vector<std::vector<uint64_t>> tokens;  // decode: of each item
+    std::vector<SeqModel*> seqs;  // that it names
+    SentDecode sent;
     std::string what;
 
     engine::Request& request() const;
@@ -52,6 +59,7 @@ class World {
   struct Client {
     std::list<SeqModel> seqs;  // gone ones too: stale handles are tried
     std::deque<Flight> flights;
+    SentDecode answered;  // the latest decode that has its answer
     bool is_alive = true;
   };
 
@@ -81,7 +89,8 @@ class World {
   void Truncate(Client& client, SeqModel& seq);
   void FreeOrRenew(Client& client, SeqModel& seq);
   SeqModel* PickSeq(Client& client);
-  ItemSpec MakeItem(SeqModel& seq, int32_t layer, bool is_append, std::vector<uint64_t>* tokens);
+  ItemSpec MakeItem(SeqModel& seq, int32_t layer, bool is_append);
+  void Send(Client& client, SentDecode sent, std::string what);
   void Submit(Client& client, Flight flight);
 
   // Answers.

@@ -101,8 +101,8 @@ DecodeCall::DecodeCall(engine::Engine* engine, int32_t model, int32_t layer,
     rows += item.q_len;
   }
   const int64_t out_at = rows * (q_values + 2 * kv_values) * 2;
-  absl::StatusOr<engine::StagingSlot> slot = engine->staging().Acquire(
-      out_at + rows * (q_values * OutBytes(out_type) + geometry_.q_heads * 4));
+  slot_bytes_ = out_at + rows * (q_values * OutBytes(out_type) + geometry_.q_heads * 4);
+  absl::StatusOr<engine::StagingSlot> slot = engine->staging().Acquire(slot_bytes_);
   FP8KVD_CHECK(slot.ok());
   slot_ = *slot;
   uint16_t* const q = reinterpret_cast<uint16_t*>(slot_.bytes);
@@ -150,7 +150,7 @@ uint64_t DecodeCall::MarkOf(int32_t item, int32_t query, int32_t q_head) const {
   return mark;
 }
 
-void DecodeCall::Scribble() { std::memset(slot_.bytes, 0xA5, slot_.size); }
+void DecodeCall::Scribble() { std::memset(slot_.bytes, 0xA5, slot_bytes_); }
 
 std::string DecodeCall::Check(int32_t item, absl::Span<const uint64_t> history) const {
   const int32_t window = geometry_.layer[request.layer].window;
@@ -177,7 +177,8 @@ AppendCall::AppendCall(engine::Engine* engine, int32_t model, int32_t layer, int
   const LayerGroup& group = engine->models()[model].GroupOf(layer);
   const int64_t n = static_cast<int64_t>(tokens.size());
   const int64_t values = layers_count * n * group.kv_heads * group.head_dim;
-  absl::StatusOr<engine::StagingSlot> slot = engine->staging().Acquire(values * 2 * 2);
+  slot_bytes_ = values * 2 * 2;
+  absl::StatusOr<engine::StagingSlot> slot = engine->staging().Acquire(slot_bytes_);
   FP8KVD_CHECK(slot.ok());
   slot_ = *slot;
   uint16_t* k = reinterpret_cast<uint16_t*>(slot_.bytes);
@@ -215,6 +216,6 @@ AppendCall::~AppendCall() { engine_->staging().Release(slot_); }
 
 absl::Status AppendCall::Submit() { return engine_->Submit(&request); }
 
-void AppendCall::Scribble() { std::memset(slot_.bytes, 0xA5, slot_.size); }
+void AppendCall::Scribble() { std::memset(slot_.bytes, 0xA5, slot_bytes_); }
 
 }  // namespace fp8kvd::testing

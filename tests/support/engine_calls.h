@@ -76,7 +76,7 @@ class DecodeCall {
   bool done() const { return done_.times() == 1; }
   int32_t times_done() const { return done_.times(); }
   uint64_t MarkOf(int32_t item, int32_t query, int32_t q_head) const;
-  // Fills the slot with garbage, as the next holder of it would.
+  // Fills its part of the slot with garbage, as the next holder of it would.
   void Scribble();
   // Empty, or what is wrong with the item's rows, its visible tokens being history [.., pos + j].
   std::string Check(int32_t item, absl::Span<const uint64_t> history) const;
@@ -89,6 +89,7 @@ class DecodeCall {
   const ModelGeometry& geometry_;
   std::vector<ItemSpec> specs_;
   engine::StagingSlot slot_;
+  int64_t slot_bytes_ = 0;  // in use
   CountedDone done_;
 };
 
@@ -115,6 +116,7 @@ class AppendCall {
   engine::Engine* const engine_;
   std::vector<uint64_t> digests_;
   engine::StagingSlot slot_;
+  int64_t slot_bytes_ = 0;  // in use
   CountedDone done_;
 };
 

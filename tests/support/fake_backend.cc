@@ -119,7 +119,7 @@ absl::StatusOr<int32_t*> FakeBackend::AllocTable(int64_t entries) {
 
 absl::StatusOr<uint8_t*> FakeBackend::AllocStaging(int64_t bytes) {
   ++allocations_;
-  stagings_.push_back(std::make_unique<uint8_t[]>(bytes));
+  stagings_.push_back(std::make_unique_for_overwrite<uint8_t[]>(bytes));
   return stagings_.back().get();
 }
 
