@@ -17,8 +17,14 @@ using std::chrono::milliseconds;
 
 // A reply may be larger than any request: fp32 out is twice the bytes of q.
 constexpr int kReplyBytesMax = 256 << 20;
+// A peer that is gone without a word shows after both of these; the daemon allows pings so far
+// apart.
+constexpr int kKeepaliveMs = 20'000;
+constexpr int kKeepaliveTimeoutMs = 10'000;
+// Between attempts to connect; and how long one may take, which gRPC calls its least backoff.
 constexpr int kReconnectMsMin = 100;
 constexpr int kReconnectMsMax = 2'000;
+constexpr int kConnectTimeoutMs = 5'000;
 // Handles in one renewal, the least items_max that a server may have.
 constexpr size_t kRenewItems = 256;
 // A renewal has no caller who would wait longer.
@@ -30,8 +36,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
   args.SetMaxReceiveMessageSize(kReplyBytesMax);
   args.SetMaxSendMessageSize(-1);  // the server's limit decides, with a message of its own
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // each client has its own connection
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMsMin);
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectMsMin);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMsMax);
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), args);
 }

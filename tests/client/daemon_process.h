@@ -1,0 +1,92 @@
+// tests/client/daemon_process.h: the built fp8kvd as a process of its own, on a free loopback port.
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace fp8kvd::client {
+
+// A program that stands beside this test's own.
+inline std::string BuiltProgram(const std::string& name) {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
+}
+
+// Starts it with stdout into stdout_fd (-1: dropped) and stderr dropped.
+inline pid_t Spawn(const std::vector<std::string>& words, int stdout_fd) {
+  std::vector<char*> argv;
+  for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  if (stdout_fd < 0) {
+    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  } else {
+    posix_spawn_file_actions_adddup2(&actions, stdout_fd, STDOUT_FILENO);
+  }
+  pid_t pid = -1;
+  const int error = posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) throw std::runtime_error("cannot start " + words[0]);
+  return pid;
+}
+
+class DaemonProcess {
+ public:
+  // config: a textproto. port 0: any free one.
+  explicit DaemonProcess(const std::string& config, int port = 0) {
+    char directory[] = "/tmp/fp8kvd_test_XXXXXX";
+    directory_ = mkdtemp(directory);
+    std::ofstream(directory_ / "config.textproto") << config;
+    int pipe_fds[2];
+    if (pipe2(pipe_fds, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
+    pid_ = Spawn(
+        {BuiltProgram("fp8kvd"), "--config=" + (directory_ / "config.textproto").string(),
+         "--device=cpu", "--http_address=", "--listen_address=127.0.0.1:" + std::to_string(port)},
+        pipe_fds[1]);
+    close(pipe_fds[1]);
+    // The line "fp8kvd listening on 127.0.0.1:PORT"; an end without it means that it did not start.
+    FILE* out = fdopen(pipe_fds[0], "r");
+    char line[256];
+    while (port_ == 0 && fgets(line, sizeof(line), out) != nullptr) {
+      std::sscanf(line, "fp8kvd listening on 127.0.0.1:%d", &port_);
+    }
+    fclose(out);
+    if (port_ == 0) throw std::runtime_error("fp8kvd did not start");
+  }
+
+  ~DaemonProcess() {
+    if (pid_ > 0) End(SIGKILL);
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
+  }
+
+  int port() const { return port_; }
+  std::string target() const { return "127.0.0.1:" + std::to_string(port_); }
+
+  // Sends the signal, waits for the end, gives the exit code (-signal if one ended it).
+  int End(int signal) {
+    int status = 0;
+    kill(pid_, signal);
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+
+ private:
+  std::filesystem::path directory_;
+  pid_t pid_ = -1;
+  int port_ = 0;
+};
+
+}  // namespace fp8kvd::client

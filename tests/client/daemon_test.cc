@@ -1,0 +1,192 @@
+// The C++ client against the built daemon over real sockets, with connections that break and
+// processes that die.
+#include <algorithm>
+#include <memory>
+#include <set>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "client/cc/client.h"
+#include "client/cc/decode_stream.h"
+#include "tests/client/cutting_proxy.h"
+#include "tests/client/daemon_process.h"
+
+namespace fp8kvd::client {
+namespace {
+
+constexpr char kConfig[] = R"(
+policy { allow_fp8_kv: true }
+cache { lease_ttl_ms: 300 }
+models {
+  name: "m" layers: 2 q_heads: 8 kv_heads: 2 head_dim: 64
+  expected_seqs: 8 expected_tokens: 8192 precision: fp8_kv
+}
+)";
+constexpr size_t kKvRow = 2 * 64;
+constexpr size_t kQRow = 8 * 64;
+
+// bf16 of about 1, different at every index.
+std::vector<uint16_t> Rows(size_t elements, uint32_t seed) {
+  std::vector<uint16_t> rows(elements);
+  uint32_t state = seed * 2'654'435'761U + 1;
+  for (uint16_t& bits : rows) {
+    state = state * 1'664'525U + 1'013'904'223U;
+    bits = static_cast<uint16_t>(0x3F00U + ((state >> 16) & 0x80FFU));
+  }
+  return rows;
+}
+
+class DaemonTest : public testing::Test {
+ protected:
+  static std::unique_ptr<Client> Connect(const std::string& target) {
+    return Client::Connect({.target = target,
+                            .timeout_ms = 20'000,
+                            .retries_max = 10,
+                            .backoff_ms_min = 20,
+                            .append_chunk_bytes = 64 << 10})
+        .value();
+  }
+
+  // A sequence with `tokens` tokens in both layers, sent through `client`.
+  Sequence Filled(Client& client, uint64_t tokens) {
+    std::vector<Sequence> made = client.CreateSequences({.expected_tokens = tokens}).value();
+    const std::vector<uint16_t> k = Rows(2 * tokens * kKvRow, 1);
+    const std::vector<uint16_t> v = Rows(2 * tokens * kKvRow, 2);
+    const absl::Status status =
+        client.Append({.handle = made[0].handle(), .layers_count = 2, .n = tokens, .k = k, .v = v});
+    EXPECT_TRUE(status.ok()) << status;
+    return std::move(made[0]);
+  }
+
+  static std::vector<float> Attend(Client& client, const Sequence& seq, uint32_t layer,
+                                   uint64_t pos) {
+    const std::vector<uint16_t> q = Rows(kQRow, 3);
+    const DecodeReply reply = client
+                                  .Decode({.layer = layer,
+                                           .handles = {&seq.handle(), 1},
+                                           .positions = {&pos, 1},
+                                           .q = q,
+                                           .out_type = OutType::kFp32})
+                                  .value();
+    EXPECT_TRUE(reply.item_errors.empty());
+    return reply.out_fp32;
+  }
+
+  uint64_t PagesUsed() {
+    uint64_t pages = 0;
+    const ServerInfo info = client_->GetServerInfo().value();
+    for (const LayerGroupInfo& group : info.models[0].groups) pages += group.pages_used;
+    return pages;
+  }
+
+  DaemonProcess daemon_{kConfig};
+  std::unique_ptr<Client> client_ = Connect(daemon_.target());
+};
+
+TEST_F(DaemonTest, AnAppendSurvivesItsConnection) {
+  constexpr uint64_t kTokens = 4096;  // 2 MiB of K and V a layer
+  const Sequence whole = Filled(*client_, kTokens);
+  for (const int64_t cut_after : {1'000, 70'000, 1'000'000, 3'000'000}) {
+    SCOPED_TRACE(cut_after);
+    CuttingProxy proxy(daemon_.port());
+    auto through = Connect(proxy.target());
+    proxy.CutAfterBytesUp(cut_after);
+    const Sequence cut = Filled(*through, kTokens);
+    EXPECT_EQ(proxy.cuts(), 1);
+    const Handle handle = cut.handle();
+    EXPECT_THAT(client_->StatSequences({&handle, 1})->sequences[0].seq_lens,
+                testing::ElementsAre(kTokens, kTokens));
+    for (const uint32_t layer : {0U, 1U}) {
+      EXPECT_EQ(Attend(*client_, cut, layer, kTokens - 1),
+                Attend(*client_, whole, layer, kTokens - 1));
+    }
+  }
+}
+
+// Steps that append must land once each, whether the request or its answer was lost.
+TEST_F(DaemonTest, AStreamOfStepsSurvivesItsConnection) {
+  constexpr uint64_t kSteps = 300;
+  for (const bool up : {true, false}) {
+    SCOPED_TRACE(up ? "requests are lost" : "answers are lost");
+    CuttingProxy proxy(daemon_.port());
+    auto through = Connect(proxy.target());
+    std::vector<Sequence> seqs = through->CreateSequences({.count = 1}).value();
+    const Handle handle = seqs[0].handle();
+    auto stream = through->OpenDecodeStream(4).value();
+    std::set<uint64_t> answered;
+    const auto receive = [&] {
+      absl::StatusOr<StreamReply> reply = stream->Receive();
+      ASSERT_TRUE(reply.ok()) << reply.status();
+      ASSERT_TRUE(reply->status.ok()) << reply->status;
+      ASSERT_TRUE(reply->reply.item_errors.empty()) << reply->reply.item_errors[0].status;
+      EXPECT_TRUE(answered.insert(reply->request_id).second);
+    };
+    for (uint64_t pos = 0; pos < kSteps; ++pos) {
+      if (pos == 50) up ? proxy.CutAfterBytesUp(100'000) : proxy.CutAfterBytesDown(100'000);
+      const std::vector<uint16_t> k = Rows(kKvRow, static_cast<uint32_t>(pos));
+      const std::vector<uint16_t> q = Rows(kQRow, static_cast<uint32_t>(pos));
+      if (pos >= 4) receive();
+      const absl::Status sent = stream->Send(
+          pos, {.handles = {&handle, 1}, .positions = {&pos, 1}, .q = q, .k = k, .v = k});
+      ASSERT_TRUE(sent.ok()) << sent;
+    }
+    while (answered.size() < kSteps && !HasFatalFailure()) receive();
+    EXPECT_EQ(proxy.cuts(), 1);
+    EXPECT_THAT(client_->StatSequences({&handle, 1})->sequences[0].seq_lens,
+                testing::ElementsAre(kSteps, 0));
+  }
+}
+
+TEST_F(DaemonTest, ALivingClientKeepsItsSequencesPastTheirLease) {
+  const Sequence seq = Filled(*client_, 100);
+  const uint64_t ttl_ms = client_->StatSequences({&seq.handle(), 1})->sequences[0].ttl_ms;
+  ASSERT_EQ(ttl_ms, 300U);
+  // A second sequence that nobody renews is the clock: when it is gone, a lease has passed.
+  const Handle unowned = client_->CreateSequences({.ttl_ms = 2 * ttl_ms}).value()[0].Release();
+  const auto lives = [&](const Handle& handle) {
+    const std::vector<SequenceInfo> all = client_->ListSequences("", 100).value();
+    return std::any_of(all.begin(), all.end(), [&](const auto& s) { return s.handle == handle; });
+  };
+  while (lives(unowned)) {
+  }
+  EXPECT_TRUE(lives(seq.handle()));
+}
+
+TEST_F(DaemonTest, AKilledClientsPagesComeBackWithinItsLease) {
+  for (const char* seq_len : {"64", "8000"}) {  // killed in its decodes, killed in its appends
+    SCOPED_TRACE(seq_len);
+    const pid_t pid = Spawn({BuiltProgram("fp8kvctl"), "bench", "--target=" + daemon_.target(),
+                             "--batch=4", std::string("--seq_len=") + seq_len, "--seconds=60"},
+                            -1);
+    while (PagesUsed() == 0) {
+    }
+    const Sequence other = Filled(*client_, 100);
+    const std::vector<float> before = Attend(*client_, other, 0, 99);
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    const auto killed = std::chrono::steady_clock::now();
+    while (client_->ListSequences("", 100)->size() > 1) {
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(2));
+    EXPECT_EQ(Attend(*client_, other, 0, 99), before);
+    EXPECT_EQ(PagesUsed(), client_->StatSequences({&other.handle(), 1})->sequences[0].pages);
+  }
+}
+
+TEST_F(DaemonTest, ARestartIsNoticedAndOldHandlesAreNotFound) {
+  Sequence seq = Filled(*client_, 10);
+  const uint64_t incarnation = client_->GetServerInfo()->incarnation;
+  const int port = daemon_.port();
+  EXPECT_EQ(daemon_.End(SIGTERM), 0);
+  DaemonProcess next(kConfig, port);
+  EXPECT_NE(client_->GetServerInfo()->incarnation, incarnation);  // the same client, reconnected
+  const Handle handle = seq.Release();
+  const StatReply stat = client_->StatSequences({&handle, 1}).value();
+  ASSERT_EQ(stat.item_errors.size(), 1U);
+  EXPECT_EQ(stat.item_errors[0].status.code(), absl::StatusCode::kNotFound);
+  Filled(*client_, 10);
+}
+
+}  // namespace
+}  // namespace fp8kvd::client
