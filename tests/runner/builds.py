@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 
@@ -95,16 +96,28 @@ def _step(title, command, seconds, quiet=False):
     """Runs one command under a heading; its output is shown, or only on failure when quiet."""
     print(f"==> {title}", flush=True)
     start = time.monotonic()
-    output = subprocess.PIPE if quiet else None
     try:
-        done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
-                              stderr=subprocess.STDOUT if quiet else None, timeout=seconds,
-                              check=False)
+        status, output = run_bounded(command, seconds, quiet)
     except subprocess.TimeoutExpired:
         print(f"==> {title}: stopped after {seconds} s, its limit", flush=True)
         return False
-    if quiet and done.returncode != 0:
-        print(done.stdout.decode(errors="replace"))
-    word = "done" if done.returncode == 0 else "FAILED"
+    if quiet and status != 0:
+        print(output.decode(errors="replace"))
+    word = "done" if status == 0 else "FAILED"
     print(f"==> {title}: {word} in {time.monotonic() - start:.1f} s", flush=True)
-    return done.returncode == 0
+    return status == 0
+
+
+def run_bounded(command, seconds, captured):
+    """Exit status and output of a command; past the limit it ends with all that it started."""
+    pipe = subprocess.PIPE if captured else None
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=pipe,
+                               stderr=subprocess.STDOUT if captured else None,
+                               start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except BaseException:  # the limit, or an interrupt: either way nothing stays behind
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    return process.returncode, output

@@ -2,7 +2,10 @@
 
 import contextlib
 import io
+import os
 import pathlib
+import select
+import subprocess
 import tempfile
 import unittest
 
@@ -70,6 +73,23 @@ class Results(unittest.TestCase):
 
     def test_one_whose_binary_is_missing_failed(self):
         self.assertFalse(result_of(case("notrun", inside='<skipped message="Not Run"/>')).passed)
+
+
+class Bounds(unittest.TestCase):
+    def test_a_command_past_its_limit_ends_with_all_that_it_started(self):
+        with tempfile.TemporaryDirectory() as folder:
+            fifo = pathlib.Path(folder) / "fifo"
+            os.mkfifo(fifo)
+            reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+            self.addCleanup(os.close, reader)
+            with self.assertRaises(subprocess.TimeoutExpired):
+                builds.run_bounded(["sh", "-c", f"sleep 600 > {fifo} & wait"], 1, captured=False)
+            ended, _, _ = select.select([reader], [], [], 10)  # its last writer is gone
+            self.assertEqual(ended, [reader])
+
+    def test_output_and_status_come_back(self):
+        self.assertEqual(builds.run_bounded(["sh", "-c", "echo x; exit 3"], 10, captured=True),
+                         (3, b"x\n"))
 
 
 class Closing(unittest.TestCase):
