@@ -216,7 +216,7 @@ def _quantize(rows: _tensors.Floats) -> tuple[npt.NDArray[np.uint8], npt.NDArray
         raise ValueError(f"rows are {list(rows.shape)}: give [..., head_dim]")
     scales = np.max(np.abs(rows), axis=-1) / np.float32(E4M3_MAX)
     if not np.isfinite(scales).all():
-        raise ValueError("a row holds a value that is not finite: fp8_kv stores finite K and V only")
+        raise ValueError("a row holds a value that is not finite; fp8_kv stores finite K and V")
     divisor = np.where(scales == 0, np.float32(np.inf), scales)[..., None]
     return _encode(rows / divisor), np.asarray(scales, np.float32)
 
@@ -228,7 +228,8 @@ def _encode(values: _tensors.Floats) -> npt.NDArray[np.uint8]:
     # One unit in the last place of [2^14, 2^15) is 2^-9, a subnormal code's step: the sum rounds.
     shift = np.float32(2.0**14)
     subnormal = (np.abs(values) + shift).view(np.uint32) - shift.view(np.uint32)
-    normal = ((magnitude + np.uint32(0x7FFFF) + ((magnitude >> 20) & 1)) >> 20) - np.uint32(120 << 3)
+    rounded = magnitude + np.uint32(0x7FFFF) + ((magnitude >> 20) & 1)
+    normal = (rounded >> 20) - np.uint32(120 << 3)
     code = np.where(np.abs(values) < np.float32(2.0**-6), subnormal, normal)
     sign = (bits >> 24) & np.uint32(0x80)
     return np.asarray(sign | np.minimum(code, np.uint32(_LARGEST_CODE)), np.uint8)
