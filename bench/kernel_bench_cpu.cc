@@ -7,20 +7,18 @@
 //
 // Exit status: 0 measured, 1 an answer was wrong, 2 bad arguments.
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/cpu/backend.h"
 #include "server/engine/worker_pool.h"
-#include "tests/kernels/backend_device.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/judge.h"
+#include "tests/kernels/repeating_device.h"
 #include "tests/kernels/run_case.h"
 
 namespace fp8kvd::kernels::cpu {
@@ -80,32 +78,6 @@ Case CaseOf(const Shape& shape, const Variant& variant) {
   return c;
 }
 
-// A device that keeps the launch of its case, to do it again.
-class RepeatingDevice final : public cases::BackendDevice {
- public:
-  RepeatingDevice(CpuBackend& backend, Sizes sizes)
-      : BackendDevice(backend, sizes), backend_(backend) {}
-
-  std::string Decode(const DecodeParams& params) override {
-    rows_.assign(params.rows, params.rows + params.rows_count);
-    params_ = params;
-    params_.rows = rows_.data();
-    return BackendDevice::Decode(params);
-  }
-
-  double AgainMs() {
-    const auto begin = std::chrono::steady_clock::now();
-    FP8KVD_CHECK(backend_.Decode(params_).ok());
-    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
-    return took.count();
-  }
-
- private:
-  CpuBackend& backend_;
-  std::vector<DecodeRow> rows_;
-  DecodeParams params_{};
-};
-
 struct Result {
   std::string shape;
   std::string variant;
@@ -129,7 +101,7 @@ class Contender {
              shape.rows;
     sizes.pool_bytes = 2 * bytes_ + (int64_t{64} << 20);
     sizes.staging_bytes = int64_t{1} << 30;
-    device_ = std::make_unique<RepeatingDevice>(backend_, sizes);
+    device_ = std::make_unique<cases::RepeatingDevice>(backend_, sizes);
   }
 
   // Empty when the answer is right.
@@ -159,7 +131,7 @@ class Contender {
  private:
   const Case case_;
   CpuBackend backend_;
-  std::unique_ptr<RepeatingDevice> device_;
+  std::unique_ptr<cases::RepeatingDevice> device_;
   std::vector<double> times_ms_;
   int64_t bytes_ = 0;
   double relative_l2_ = 0.0;
