@@ -59,5 +59,6 @@ def install():
     return wheel
 
 
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its news of closed connections are no news here
 WHEEL = install()
 sys.path.insert(0, str(SITE))

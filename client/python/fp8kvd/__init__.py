@@ -1,5 +1,11 @@
-"""Client of fp8kvd, a daemon that keeps the KV cache and answers decode attention."""
+"""Client of fp8kvd, a daemon that keeps the KV cache and answers decode attention.
 
+Client and Sequence talk to it from threads, fp8kvd.aio from asyncio. The functions of
+fp8kvd.format show what fp8_kv does to given K and V, without a daemon.
+"""
+
+from fp8kvd.client import Client, DecodeStream, Options, Sequence, Tls
+from fp8kvd.errors import BatchError, Error, SequencesLost
 from fp8kvd.format import (
     Fp8KVCache,
     Fp8KvError,
@@ -10,7 +16,11 @@ from fp8kvd.format import (
     kv_cache_share,
     quantize_fp8_kv,
 )
+from fp8kvd.types import DecodeReply, Handle, ItemError, SequenceInfo, ServerInfo
+
 __all__ = [
-    "Fp8KVCache", "Fp8KvError", "Fp8Rows", "e4m3_values", "fp8_kv_attention", "fp8_kv_error",
-    "kv_cache_share", "quantize_fp8_kv",
+    "BatchError", "Client", "DecodeReply", "DecodeStream", "Error", "Fp8KVCache", "Fp8KvError",
+    "Fp8Rows", "Handle", "ItemError", "Options", "Sequence", "SequenceInfo", "SequencesLost",
+    "ServerInfo", "Tls", "e4m3_values", "fp8_kv_attention", "fp8_kv_error", "kv_cache_share",
+    "quantize_fp8_kv",
 ]

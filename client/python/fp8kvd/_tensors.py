@@ -56,6 +56,11 @@ def kind_of(x: Tensor) -> Kind:
                     "anything with __dlpack__")
 
 
+def shape_of(x: Tensor) -> tuple[int, ...]:
+    """DLPack by itself promises no shape attribute."""
+    return tuple(x.shape) if hasattr(x, "shape") else to_numpy(x).shape
+
+
 def to_numpy(x: Tensor) -> Array:
     """x as a numpy array of its floats, or of uint16 where it is bf16. No copy on the CPU."""
     torch = _torch_of(x)
@@ -79,6 +84,14 @@ def bf16_bits(x: Tensor) -> Bits:
     if array.dtype != np.uint16:
         array = round_to_bf16(np.asarray(array, np.float32))
     return np.ascontiguousarray(array)
+
+
+def is_bf16(x: Tensor) -> bool:
+    """Whether x holds bf16 and not floats."""
+    torch = _torch_of(x)
+    if torch is not None:
+        return bool(x.dtype == torch.bfloat16)
+    return kind_of(x) in (Kind.BITS, Kind.BFLOAT16, Kind.DLPACK_BF16)
 
 
 def float32_values(x: Tensor) -> Floats:

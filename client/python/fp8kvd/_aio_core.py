@@ -1,0 +1,184 @@
+"""What the calls of one asyncio client share: the channel, retries, and the task that renews."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+
+from fp8kvd import _append, _calls, _options, errors
+from fp8kvd._core import RENEW_ITEMS, RENEW_TIMEOUT_S, UNARY, gone
+from fp8kvd._leases import Leases
+from fp8kvd._progress import Progress
+from fp8kvd.types import Handle
+
+T = TypeVar("T")
+
+
+class Core:
+    """For one event loop, the one that runs when it is made."""
+
+    def __init__(self, options: _options.Options) -> None:
+        self.options = options
+        if options.tls is None:
+            self._channel = grpc.aio.insecure_channel(options.target, options.channel_options())
+        else:
+            self._channel = grpc.aio.secure_channel(
+                options.target, options.tls.credentials(), options.channel_options())
+        self._metadata = options.metadata()
+        self._unary: dict[str, Callable[..., Any]] = {
+            name: self._channel.unary_unary(_calls.SERVICE + name) for name in UNARY}
+        self._append: Callable[..., Any] = self._channel.stream_unary(_calls.SERVICE + "Append")
+        self._stream: Callable[..., Any] = self._channel.stream_stream(
+            _calls.SERVICE + "DecodeStream")
+        self._leases = Leases()
+        self._changed = asyncio.Event()
+        self._renewer: asyncio.Task[None] | None = None
+        self.closed = False
+
+    async def close(self) -> None:
+        """Ends what is in flight with Cancelled. Sequences that are left end with their leases."""
+        self.closed = True
+        if self._renewer is not None:
+            self._renewer.cancel()
+            await asyncio.gather(self._renewer, return_exceptions=True)
+        await self._channel.close()
+
+    async def run(self, call: _calls.Call[T], timeout_s: float | None = None) -> T:
+        """Makes a call, again where a retry helps, and raises what failed."""
+        retry = _options.Retry(self.options, timeout_s or self.options.timeout_s)
+        invoke = self._unary[call.name]
+        while True:
+            error: errors.Error | None
+            try:
+                self._check_open(call.name)
+                raw = await self._await(invoke(call.request, timeout=retry.left_s(),
+                                               metadata=self._metadata), call.name)
+            except errors.Error as raised:
+                error = raised
+            else:
+                result, item_errors = call.read(raw)
+                error = call.failure(self.options.target, result, item_errors)
+                if error is None:
+                    return result
+            delay = retry.next_s(error)
+            if delay is None or self.closed:
+                raise await self.explained(error, call) from None
+            await asyncio.sleep(delay)
+
+    async def _await(self, pending: Any, call: str) -> Any:
+        """The reply, or the exception of ours. A cancelled task cancels the call."""
+        try:
+            return await pending
+        except grpc.RpcError as raised:
+            raise _options.error_of(raised, call, self.options.target) from None
+        except asyncio.CancelledError:
+            if not self.closed:
+                raise
+            raise self._closed_error(call) from None
+
+    def _check_open(self, call: str) -> None:
+        if self.closed:
+            raise self._closed_error(call)
+
+    def _closed_error(self, call: str) -> errors.Error:
+        return errors.Cancelled(call, self.options.target, "this client is closed")
+
+    async def explained(self, error: errors.Error, call: _calls.Call[Any]) -> errors.Error:
+        """SequencesLost instead of NotFound when the handles are of an earlier run."""
+        lost = call.lost(error)
+        if lost:
+            try:
+                self._check_open(call.name)
+                raw = await self._await(self._unary["GetServerInfo"](
+                    b"", timeout=RENEW_TIMEOUT_S, metadata=self._metadata), call.name)
+            except errors.Error:
+                return error
+            incarnation = _calls.server_info().read(raw)[0].incarnation
+            if any(handle.incarnation != incarnation for handle in lost):
+                return errors.SequencesLost(call.name, self.options.target, lost, incarnation)
+        return error
+
+    async def append(self, plan: _append.Plan, timeout_s: float | None, shown: bool | None
+                     ) -> None:
+        """Sends a plan's chunks; after a break asks what is committed and goes on from there."""
+        retry = _options.Retry(self.options, timeout_s or self.options.append_timeout_s)
+        progress = Progress(plan.kv_bytes, shown)
+        stat = _calls.stat([plan.handle])
+        chunks_max: int | None = None
+        try:
+            while True:
+                try:
+                    self._check_open("Append")
+                    await self._await(
+                        self._append(_counted(plan, progress, chunks_max), timeout=retry.left_s(),
+                                     metadata=self._metadata), "Append")
+                    if chunks_max is None:
+                        return
+                    chunks_max = None
+                except errors.Error as raised:
+                    delay = retry.next_s(raised)
+                    if delay is None or self.closed:
+                        call = _calls.Call("Append", b"", stat.read, [plan.handle])
+                        raise await self.explained(raised, call) from None
+                    await asyncio.sleep(delay)
+                    # A write that fails hides the daemon's words from grpc.aio; one chunk alone
+                    # has none behind it.
+                    chunks_max = 1 if raised.details == _options.BROKEN_WRITE else None
+                if plan.update((await self.run(stat, retry.left_s()))[0].seq_lens):
+                    retry.reset()
+                if plan.done:
+                    return
+        finally:
+            progress.close()
+
+    def open_stream(self, requests: AsyncIterator[bytes]) -> Any:
+        """A DecodeStream: replies to iterate over, with cancel()."""
+        self._check_open("DecodeStream")
+        return self._stream(requests, metadata=self._metadata)
+
+    def add_leases(self, handles: Sequence[Handle], ttl_s: float) -> None:
+        for handle in handles:
+            self._leases.add(handle, ttl_s, time.monotonic())
+        if self._renewer is None and not self.closed:
+            self._renewer = asyncio.get_running_loop().create_task(self._renew_loop())
+        self._changed.set()
+
+    def drop_leases(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            self._leases.drop(handle)
+
+    async def _renew_loop(self) -> None:
+        while True:
+            self._changed.clear()
+            due, now = self._leases.next_due(), time.monotonic()
+            if due is None or due > now:
+                try:
+                    await asyncio.wait_for(self._changed.wait(), None if due is None else due - now)
+                except asyncio.TimeoutError:
+                    pass
+                continue
+            handles = self._leases.take_due(now)
+            for begin in range(0, len(handles), RENEW_ITEMS):
+                await self._renew(handles[begin:begin + RENEW_ITEMS])
+
+    async def _renew(self, handles: list[Handle]) -> None:
+        """One that does not arrive is tried again a period later, twice before the lease ends."""
+        call = _calls.renew(handles)
+        try:
+            raw = await self._await(self._unary[call.name](
+                call.request, timeout=RENEW_TIMEOUT_S, metadata=self._metadata), call.name)
+        except errors.Error:
+            return
+        self.drop_leases(gone(handles, call.read(raw)[1]))
+
+
+async def _counted(plan: _append.Plan, progress: Progress, chunks_max: int | None
+                   ) -> AsyncIterator[bytes]:
+    for chunk, size in itertools.islice(plan.chunks(), chunks_max):
+        yield chunk
+        progress.advance(size)

@@ -1,0 +1,159 @@
+"""Decode calls in a pipeline over one stream, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import grpc
+
+from fp8kvd import _calls, _options, _sequences, _wire, errors
+from fp8kvd._aio_core import Core
+from fp8kvd._sequences import AnySequence, DecodeOptions
+from fp8kvd._tensors import Tensor
+from fp8kvd.types import DecodeReply
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unanswered:
+    call: _calls.Call[DecodeReply]
+    args: _calls.DecodeArgs
+    sequences: Sequence[AnySequence]
+    future: asyncio.Future[DecodeReply]
+
+
+class DecodeStream:
+    """fp8kvd.DecodeStream for asyncio: `async with client.decode_stream() as stream`."""
+
+    def __init__(self, core: Core, in_flight_max: int, timeout_s: float) -> None:
+        if in_flight_max < 1:
+            raise ValueError(f"in_flight_max is {in_flight_max}: at least 1")
+        self._core, self._timeout_s = core, timeout_s
+        self._room = asyncio.Semaphore(in_flight_max)
+        self._ids = itertools.count(1)
+        self._unanswered: dict[int, _Unanswered] = {}  # in the order of submit
+        self._outbox: asyncio.Queue[bytes | None] | None = None  # of the open connection
+        self._wanted = asyncio.Event()  # something is unanswered
+        self._closed = False
+        self._reader = asyncio.get_running_loop().create_task(self._run())
+
+    async def submit(self, sequences: Sequence[AnySequence], q: Tensor, k: Tensor | None = None,
+                     v: Tensor | None = None, *, layer: int,
+                     positions: Sequence[int] | None = None, **options: Unpack[DecodeOptions]
+                     ) -> asyncio.Future[DecodeReply]:
+        """As Client.decode, but returns once it is queued, with a future; see DecodeStream of
+        fp8kvd. Waits while in_flight_max are unanswered."""
+        await self._room.acquire()
+        try:
+            if self._closed:
+                raise errors.Cancelled("DecodeStream", self._core.options.target,
+                                       "this stream is closed")
+            args = _sequences.decode_args(sequences, q, k, v, layer, positions, options)
+            request_id = next(self._ids)
+            call = _calls.decode(args, request_id, self._timeout_s)
+        except BaseException:
+            self._room.release()
+            raise
+        future: asyncio.Future[DecodeReply] = asyncio.get_running_loop().create_future()
+        self._unanswered[request_id] = _Unanswered(call, args, sequences, future)
+        _sequences.commit(sequences, args)
+        if self._outbox is not None:
+            self._outbox.put_nowait(call.request)
+        self._wanted.set()
+        return future
+
+    async def close(self) -> None:
+        """Unanswered futures raise Cancelled."""
+        self._closed = True
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def __aenter__(self) -> DecodeStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _run(self) -> None:
+        error: errors.Error = errors.Cancelled("DecodeStream", self._core.options.target,
+                                               "this stream is closed")
+        try:
+            error = await self._serve()
+        finally:
+            self._closed = True
+            for unanswered in self._unanswered.values():
+                self._fail(unanswered, error)
+            self._unanswered.clear()
+
+    async def _serve(self) -> errors.Error:
+        """Returns what ended it when the retries are used up."""
+        retry: _options.Retry | None = None  # of breaks without a reply between them
+        while True:
+            await self._wanted.wait()
+            before = next(iter(self._unanswered), 0)
+            broken = await self._serve_connection()
+            if not self._unanswered:
+                self._wanted.clear()  # nobody waits: submit opens the next connection
+                continue
+            if retry is None or next(iter(self._unanswered)) != before:
+                retry = _options.Retry(self._core.options, self._timeout_s)
+            delay = retry.next_s(broken)
+            if delay is None:
+                return broken
+            await asyncio.sleep(delay)
+
+    async def _serve_connection(self) -> errors.Error:
+        """Sends what is unanswered and takes replies in until the connection breaks."""
+        target = self._core.options.target
+        outbox = self._outbox = asyncio.Queue()
+        for unanswered in self._unanswered.values():
+            outbox.put_nowait(unanswered.call.request)
+        try:
+            replies = self._core.open_stream(_until_none(outbox))
+        except errors.Cancelled as closed:
+            return closed
+        try:
+            async for raw in replies:
+                await self._take(_wire.decode_response(raw))
+        except grpc.RpcError as raised:
+            return _options.error_of(raised, "DecodeStream", target)
+        except asyncio.CancelledError:
+            replies.cancel()
+            raise
+        finally:
+            self._outbox = None
+            outbox.put_nowait(None)
+        return errors.Unavailable("DecodeStream", target, "the daemon ended the stream")
+
+    async def _take(self, reply: _wire.Reply) -> None:
+        unanswered = self._unanswered.pop(reply.small.request_id, None)
+        if unanswered is None:
+            return  # answered before the connection broke
+        target = self._core.options.target
+        error = _calls.stream_failure(reply, target)
+        if error is None:
+            result, item_errors = _calls.read_decode(reply, unanswered.args)
+            error = unanswered.call.failure(target, result, item_errors)
+        if error is not None:
+            self._fail(unanswered, await self._core.explained(error, unanswered.call))
+            return
+        self._room.release()
+        if not unanswered.future.done():  # else cancelled by its owner
+            unanswered.future.set_result(result)
+
+    def _fail(self, unanswered: _Unanswered, error: errors.Error) -> None:
+        _sequences.step_back(unanswered.sequences, unanswered.args, error)
+        self._room.release()
+        if not unanswered.future.done():
+            unanswered.future.set_exception(error)
+
+
+async def _until_none(outbox: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
+    while (request := await outbox.get()) is not None:
+        yield request

@@ -1,0 +1,257 @@
+"""Every unary call as a value: what to send and how to read the answer. Sends nothing itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from fp8kvd import _tensors, _wire, errors
+from fp8kvd._tensors import Tensor
+from fp8kvd.types import (DecodeReply, Handle, ItemError, LayerGroup, Limits, ModelInfo, OutType,
+                          SequenceInfo, ServerInfo, Timings)
+from fp8kvd.v1 import kv_pb2
+
+SERVICE = "/fp8kvd.v1.DecodeAttention/"
+LIST_PAGE_SIZE = 256
+_PRECISIONS = {kv_pb2.PRECISION_BF16: "bf16", kv_pb2.PRECISION_FP8_KV: "fp8_kv"}
+# google.rpc.Code
+_CODES = ("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
+          "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+          "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS",
+          "UNAUTHENTICATED")
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Call(Generic[T]):
+    """name: of the rpc. read: from the reply's bytes to the result and its failed items."""
+
+    name: str
+    request: bytes
+    read: Callable[[bytes], tuple[T, Sequence[ItemError]]]
+    handles: Sequence[Handle] = ()
+
+    def failure(self, target: str, result: T, item_errors: Sequence[ItemError]
+                ) -> errors.Error | None:
+        """What failed items come to: of a single item its own error, of a batch a BatchError."""
+        if not item_errors:
+            return None
+        if len(self.handles) == 1:
+            item = item_errors[0]
+            return errors.from_code(item.code, self.name, target, item.message,
+                                    item.retry_after_s or None)
+        reply = result if isinstance(result, DecodeReply) else None
+        return errors.BatchError(self.name, target, len(self.handles), item_errors, reply)
+
+    def lost(self, error: errors.Error) -> list[Handle]:
+        """The handles that the error says the daemon does not know."""
+        if isinstance(error, errors.BatchError):
+            return [self.handles[item.index] for item in error.item_errors
+                    if item.code == errors.NotFound.code and item.index < len(self.handles)]
+        return list(self.handles) if isinstance(error, errors.NotFound) else []
+
+
+def server_info() -> Call[ServerInfo]:
+    def read(raw: bytes) -> tuple[ServerInfo, Sequence[ItemError]]:
+        reply = kv_pb2.GetServerInfoResponse.FromString(raw)
+        limits = {field.name: getattr(reply.limits, field.name)
+                  for field in dataclasses.fields(Limits)}
+        return ServerInfo(reply.version, reply.incarnation, reply.device_kind, reply.device_name,
+                          tuple(_model(model) for model in reply.models), Limits(**limits),
+                          reply.draining), ()
+
+    return Call("GetServerInfo", b"", read)
+
+
+def create(model: str, count: int, expected_tokens: int, ttl_s: float
+           ) -> Call[tuple[list[Handle], float]]:
+    """Result: handles, and the lease that they have in seconds."""
+    def read(raw: bytes) -> tuple[tuple[list[Handle], float], Sequence[ItemError]]:
+        reply = kv_pb2.CreateSequencesResponse.FromString(raw)
+        return ([_handle(handle) for handle in reply.handles], reply.ttl_ms / 1000), ()
+
+    request = kv_pb2.CreateSequencesRequest(
+        model=model, count=count, expected_tokens=expected_tokens, ttl_ms=_milliseconds(ttl_s))
+    return Call("CreateSequences", request.SerializeToString(), read)
+
+
+def fork(parent: Handle, count: int, expected_tokens: int, ttl_s: float) -> Call[list[Handle]]:
+    def read(raw: bytes) -> tuple[list[Handle], Sequence[ItemError]]:
+        reply = kv_pb2.ForkSequencesResponse.FromString(raw)
+        return [_handle(handle) for handle in reply.handles], ()
+
+    request = kv_pb2.ForkSequencesRequest(
+        parent=_to_pb(parent), count=count, expected_tokens=expected_tokens,
+        ttl_ms=_milliseconds(ttl_s))
+    return Call("ForkSequences", request.SerializeToString(), read, [parent])
+
+
+def truncate(handles: Sequence[Handle], seq_lens: Sequence[int]) -> Call[None]:
+    request = kv_pb2.TruncateSequencesRequest(handles=map(_to_pb, handles), seq_lens=seq_lens)
+    return _naming("TruncateSequences", request, kv_pb2.TruncateSequencesResponse, handles)
+
+
+def free(handles: Sequence[Handle]) -> Call[None]:
+    request = kv_pb2.FreeSequencesRequest(handles=map(_to_pb, handles))
+    return _naming("FreeSequences", request, kv_pb2.FreeSequencesResponse, handles)
+
+
+def renew(handles: Sequence[Handle]) -> Call[None]:
+    request = kv_pb2.RenewSequencesRequest(handles=map(_to_pb, handles))
+    return _naming("RenewSequences", request, kv_pb2.RenewSequencesResponse, handles)
+
+
+def stat(handles: Sequence[Handle]) -> Call[list[SequenceInfo]]:
+    def read(raw: bytes) -> tuple[list[SequenceInfo], Sequence[ItemError]]:
+        reply = kv_pb2.StatSequencesResponse.FromString(raw)
+        return [_sequence(info) for info in reply.sequences], _item_errors(reply.item_errors)
+
+    request = kv_pb2.StatSequencesRequest(handles=map(_to_pb, handles))
+    return Call("StatSequences", request.SerializeToString(), read, handles)
+
+
+def list_page(model: str, page_token: str) -> Call[tuple[list[SequenceInfo], str]]:
+    """Result: the sequences, and the token of the next page, empty after the last."""
+    def read(raw: bytes) -> tuple[tuple[list[SequenceInfo], str], Sequence[ItemError]]:
+        reply = kv_pb2.ListSequencesResponse.FromString(raw)
+        return ([_sequence(info) for info in reply.sequences], reply.next_page_token), ()
+
+    request = kv_pb2.ListSequencesRequest(model=model, page_size=LIST_PAGE_SIZE,
+                                          page_token=page_token)
+    return Call("ListSequences", request.SerializeToString(), read)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeArgs:
+    """One layer of one step for a batch; Client.decode says what each is."""
+
+    layer: int
+    handles: Sequence[Handle]
+    positions: Sequence[int]
+    q: Tensor
+    k: Tensor | None = None
+    v: Tensor | None = None
+    q_lens: Sequence[int] | None = None
+    model: str = ""
+    sink_logits: Sequence[float] | None = None
+    omit_sinks: bool = False
+    want_lse: bool = False
+    out_type: OutType | None = None
+    out: Tensor | None = None
+
+    @property
+    def fp32(self) -> bool:
+        """The type of the result."""
+        return self.out_type == "fp32" or (self.out_type is None and not _tensors.is_bf16(self.q))
+
+
+def decode(args: DecodeArgs, request_id: int = 0, timeout_s: float = 0) -> Call[DecodeReply]:
+    """request_id and timeout_s are for a stream."""
+    q = _tensors.bf16_bits(args.q)
+    if (args.k is None) != (args.v is None):
+        raise ValueError("k and v must both be given, or neither to attend only")
+    shape = _tensors.shape_of(args.q)
+    if len(shape) < 2:
+        raise ValueError(f"q is {list(shape)}: give [n, q_heads, head_dim]")
+    small = kv_pb2.DecodeRequest(
+        request_id=request_id, model=args.model, layer=args.layer,
+        handles=map(_to_pb, args.handles), positions=args.positions, q_lens=args.q_lens or (),
+        sink_logits=() if args.sink_logits is None else args.sink_logits,
+        omit_sinks=args.omit_sinks, want_lse=args.want_lse,
+        out_type=kv_pb2.OUT_TYPE_FP32 if args.fp32 else kv_pb2.OUT_TYPE_BF16,
+        timeout_ms=_milliseconds(timeout_s))
+    request = _wire.decode_request(small, q, *(None if x is None else _tensors.bf16_bits(x)
+                                               for x in (args.k, args.v)))
+
+    def read(raw: bytes) -> tuple[DecodeReply, Sequence[ItemError]]:
+        return read_decode(_wire.decode_response(raw), args)
+
+    return Call("Decode", request, read, args.handles)
+
+
+def read_decode(reply: _wire.Reply, args: DecodeArgs) -> tuple[DecodeReply, Sequence[ItemError]]:
+    """The result as tensors of the kind of q."""
+    shape, fp32 = _tensors.shape_of(args.q), args.fp32
+    array = _wire.array_of(reply.out, np.float32 if fp32 else np.uint16).reshape(shape)
+    out: Tensor
+    if args.out is not None:
+        _fill(args.out, array)
+        out = args.out
+    elif fp32:
+        out = _tensors.like(args.q, array)
+    else:
+        out = _tensors.bf16_like(args.q, array)
+    lse = None
+    if args.want_lse:
+        array = _wire.array_of(reply.lse, np.float32).reshape(shape[:-1])
+        lse = _tensors.like(args.q, array)
+    timings = reply.small.timings
+    item_errors = _item_errors(reply.small.item_errors)
+    return DecodeReply(out, lse, item_errors, Timings(
+        timings.queue_us, timings.kernel_us, timings.batch_items)), item_errors
+
+
+def stream_failure(reply: _wire.Reply, target: str) -> errors.Error | None:
+    """Of a stream's reply: the error of the message as a whole."""
+    if not reply.small.HasField("error"):
+        return None
+    item = _item_error(0, reply.small.error)
+    return errors.from_code(item.code, "DecodeStream", target, item.message,
+                            item.retry_after_s or None)
+
+
+def _fill(out: Tensor, array: _tensors.Array) -> None:
+    target = _tensors.to_numpy(out)
+    if target.dtype != array.dtype or target.shape != array.shape:
+        raise ValueError(f"out is {target.dtype} {list(target.shape)}: this reply is {array.dtype} "
+                         f"{list(array.shape)} (uint16: bf16)")
+    target[...] = array
+
+
+def _naming(name: str, request: Any, response: Any, handles: Sequence[Handle]) -> Call[None]:
+    """A call that only names sequences and answers only with failed items."""
+    def read(raw: bytes) -> tuple[None, Sequence[ItemError]]:
+        return None, _item_errors(response.FromString(raw).item_errors)
+
+    return Call(name, request.SerializeToString(), read, handles)
+
+
+def _to_pb(handle: Handle) -> kv_pb2.Handle:
+    return kv_pb2.Handle(seq_id=handle[0], generation=handle[1], incarnation=handle[2],
+                         home=handle[3])
+
+
+def _handle(handle: kv_pb2.Handle) -> Handle:
+    return Handle(handle.seq_id, handle.generation, handle.incarnation, handle.home)
+
+
+def _milliseconds(seconds: float) -> int:
+    return 0 if seconds <= 0 else max(1, round(seconds * 1000))
+
+
+def _item_error(index: int, error: kv_pb2.Error) -> ItemError:
+    code = _CODES[error.code] if 0 <= error.code < len(_CODES) else "UNKNOWN"
+    return ItemError(index, code, error.message, error.retry_after_ms / 1000)
+
+
+def _item_errors(item_errors: Any) -> tuple[ItemError, ...]:
+    return tuple(_item_error(item.index, item.error) for item in item_errors)
+
+
+def _sequence(info: kv_pb2.SequenceInfo) -> SequenceInfo:
+    return SequenceInfo(_handle(info.handle), info.model, tuple(info.seq_lens), info.pages,
+                        info.pages_shared, info.bytes, info.expected_tokens, info.ttl_ms / 1000,
+                        info.ttl_left_ms / 1000)
+
+
+def _model(model: kv_pb2.ModelInfo) -> ModelInfo:
+    groups = tuple(LayerGroup(
+        tuple(group.layers), group.window, group.softcap, group.has_sinks,
+        _PRECISIONS.get(group.precision, "unknown"), group.pages_total, group.pages_used,
+        group.pages_free, group.page_bytes, group.page_tokens) for group in model.groups)
+    return ModelInfo(model.name, model.layers, model.q_heads, model.kv_heads, model.head_dim,
+                     model.sm_scale, groups, model.precision_reason)

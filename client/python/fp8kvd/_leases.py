@@ -1,0 +1,45 @@
+"""Which leases are due for renewal, at a third of their time. Knows no thread and no clock."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fp8kvd.types import Handle
+
+
+@dataclasses.dataclass
+class _Lease:
+    period_s: float
+    due: float
+
+
+class Leases:
+    """Times are of one clock of the caller, in seconds.
+
+    >>> leases = Leases()
+    >>> leases.add(Handle(1, 1, 1, 0), ttl_s=60, now=100)
+    >>> leases.next_due(), leases.take_due(now=119), leases.next_due()
+    (120.0, [Handle(seq_id=1, generation=1, incarnation=1, home=0)], 139.0)
+    """
+
+    def __init__(self) -> None:
+        self._leases: dict[Handle, _Lease] = {}
+
+    def add(self, handle: Handle, ttl_s: float, now: float) -> None:
+        period = max(ttl_s / 3, 1e-3)
+        self._leases[handle] = _Lease(period, now + period)
+
+    def drop(self, handle: Handle) -> None:
+        self._leases.pop(handle, None)
+
+    def next_due(self) -> float | None:
+        return min((lease.due for lease in self._leases.values()), default=None)
+
+    def take_due(self, now: float) -> list[Handle]:
+        """Those that are due or nearly so: sequences made one by one share a call."""
+        due = []
+        for handle, lease in self._leases.items():
+            if lease.due <= now + lease.period_s / 4:
+                lease.due = now + lease.period_s
+                due.append(handle)
+        return due

@@ -1,0 +1,126 @@
+"""What a client says and hears, as plain values. Field names are those of kv.proto."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+from fp8kvd._tensors import Tensor
+
+OutType = Literal["bf16", "fp32"]
+
+
+class Handle(NamedTuple):
+    """Names a sequence. Opaque: send back what create or fork gave."""
+
+    seq_id: int
+    generation: int
+    incarnation: int  # of the daemon's run that made it
+    home: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerGroup:
+    """Layers that share a page pool."""
+
+    layers: tuple[int, ...]  # 0-based model layers
+    window: int  # latest tokens that a query sees, its own included; 0: all
+    softcap: float  # 0: off
+    has_sinks: bool  # every decode of these layers must bring sink_logits
+    precision: str  # "bf16" or "fp8_kv"
+    pages_total: int
+    pages_used: int
+    pages_free: int
+    page_bytes: int
+    page_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo:
+    """A model that the daemon is configured for."""
+
+    name: str
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    sm_scale: float
+    groups: tuple[LayerGroup, ...]
+    precision_reason: str  # why the precision is what it is, with its numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the daemon takes at most."""
+
+    message_bytes_max: int
+    append_chunk_bytes_max: int
+    items_max: int
+    q_len_max: int
+    seq_len_max: int
+    seqs_max: int
+    lease_ttl_ms_max: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerInfo:
+    """The daemon itself."""
+
+    version: str
+    incarnation: int
+    device_kind: str  # "cpu" or "cuda"
+    device_name: str
+    models: tuple[ModelInfo, ...]
+    limits: Limits
+    draining: bool
+
+    def model(self, name: str = "") -> ModelInfo:
+        """The model of that name; without a name the only one. KeyError names those there are."""
+        named = [model for model in self.models if model.name == name or not name]
+        if len(named) != 1:
+            raise KeyError(f"model {name!r}: the daemon has {[m.name for m in self.models]}")
+        return named[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceInfo:
+    """What StatSequences and ListSequences say of a sequence."""
+
+    handle: Handle
+    model: str
+    seq_lens: tuple[int, ...]  # [layers] committed tokens
+    pages: int  # that its block tables name, over all layer groups
+    pages_shared: int  # of those, the ones that other sequences name too
+    bytes: int  # of those pages
+    expected_tokens: int
+    ttl_s: float
+    ttl_left_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ItemError:
+    """The item of a batch that failed: its index, and the status that a call would have had."""
+
+    index: int
+    code: str  # "NOT_FOUND", …
+    message: str
+    retry_after_s: float  # 0: no advice
+
+
+@dataclasses.dataclass(frozen=True)
+class Timings:
+    """Where the time of a decode went inside the daemon."""
+
+    queue_us: int  # from arrival until the launch that served it
+    kernel_us: int  # from the launch until its end was seen
+    batch_items: int  # items in that launch, of all requests
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeReply:
+    """Result of a decode: tensors of the kind that q was (see Client.decode)."""
+
+    out: Tensor  # shape of q; rows of failed items are zero
+    lse: Tensor | None  # float32, shape of q without its last axis, if asked for
+    item_errors: tuple[ItemError, ...]
+    timings: Timings

@@ -1,0 +1,88 @@
+"""The messages that are joined and cut by hand, against protobuf's own reading of them."""
+
+import unittest
+
+import numpy as np
+
+from package import ROOT  # noqa: F401  # installs fp8kvd
+
+from fp8kvd import _wire
+from fp8kvd.v1 import kv_pb2 as kv
+
+SIZES = (0, 1, 62, 63, 64, 8191, 8192, 1 << 20)  # around the steps of a varint
+
+
+def tensor(size):
+    return np.arange(size, dtype=np.uint16)
+
+
+class Requests(unittest.TestCase):
+    def test_decode_requests_are_what_protobuf_reads(self):
+        small = kv.DecodeRequest(request_id=7, model="m", layer=3, positions=[5, 300],
+                                 want_lse=True, sink_logits=[1, 2],
+                                 handles=[kv.Handle(seq_id=1, incarnation=2)])
+        for size in SIZES:
+            for k in (None, tensor(size)):
+                want = kv.DecodeRequest()
+                want.CopyFrom(small)
+                want.q = tensor(size).tobytes()
+                want.k = want.v = b"" if k is None else k.tobytes()
+                raw = _wire.decode_request(small, tensor(size), k, k)
+                self.assertEqual(kv.DecodeRequest.FromString(raw), want)
+
+    def test_append_requests_are_what_protobuf_reads(self):
+        small = kv.AppendRequest(model="m", layer=1, layers_count=2, pos=9, n=4)
+        for size in SIZES:
+            parts = [tensor(size), tensor(size)[::-1].copy()]
+            want = kv.AppendRequest()
+            want.CopyFrom(small)
+            want.k, want.v = (b"".join(part.tobytes() for part in order)
+                              for order in (parts, parts[::-1]))
+            raw = _wire.append_request(small, parts, parts[::-1])
+            self.assertEqual(kv.AppendRequest.FromString(raw), want)
+
+
+class Replies(unittest.TestCase):
+    def message(self, size):
+        message = kv.DecodeResponse(request_id=1 << 40, out=tensor(size).tobytes(), lse=b"abcd")
+        message.item_errors.add(index=3).error.code = 5
+        message.error.message = "no"
+        message.timings.kernel_us = 1000
+        return message
+
+    def test_replies_are_what_protobuf_wrote(self):
+        for size in SIZES:
+            message = self.message(size)
+            reply = _wire.decode_response(message.SerializeToString())
+            self.assertEqual((bytes(reply.out), bytes(reply.lse)), (message.out, message.lse))
+            reply.small.out, reply.small.lse = message.out, message.lse
+            self.assertEqual(reply.small, message)
+
+    def test_fields_of_a_later_version_are_passed_over(self):
+        raw = self.message(4).SerializeToString()
+        for unknown in (b"\xa0\x06\x01", b"\xa1\x06" + bytes(8), b"\xa2\x06\x02xy",
+                        b"\xa5\x06" + bytes(4)):  # field 100: varint, 64 bits, bytes, 32 bits
+            for more in (unknown + raw, raw + unknown):
+                self.assertEqual(bytes(_wire.decode_response(more).out), tensor(4).tobytes())
+
+    def test_a_reply_cut_short_is_refused_or_read_as_what_is_left(self):
+        """As protobuf does: a message that ends between two fields is a message."""
+        raw = self.message(40).SerializeToString()
+        for end in range(len(raw)):
+            try:
+                want = kv.DecodeResponse.FromString(raw[:end]).out
+            except Exception:  # noqa: BLE001  # DecodeError of whichever protobuf runs
+                with self.assertRaises(Exception):
+                    _wire.decode_response(raw[:end])
+            else:
+                self.assertEqual(bytes(_wire.decode_response(raw[:end]).out), want)
+
+    def test_what_lies_aligned_is_not_copied(self):
+        raw = bytes(64)
+        self.assertFalse(_wire.array_of(memoryview(raw)[4:], np.float32).flags.owndata)
+        unaligned = _wire.array_of(memoryview(raw)[1:61], np.float32)
+        self.assertTrue(unaligned.flags.aligned and unaligned.flags.owndata)
+
+
+if __name__ == "__main__":
+    unittest.main()
