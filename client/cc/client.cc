@@ -284,6 +284,7 @@ absl::StatusOr<std::vector<ItemError>> Client::FreeSequences(absl::Span<const Ha
 
 absl::StatusOr<std::vector<ItemError>> Client::FreeSequences(std::vector<Sequence> sequences) {
   std::vector<Handle> handles;
+  handles.reserve(sequences.size());
   for (Sequence& sequence : sequences) handles.push_back(sequence.Release());
   return FreeSequences(absl::Span<const Handle>(handles));
 }

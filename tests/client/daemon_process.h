@@ -8,10 +8,12 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fp8kvd::client {
@@ -55,11 +57,13 @@ class DaemonProcess {
          "--device=cpu", "--http_address=", "--listen_address=127.0.0.1:" + std::to_string(port)},
         pipe_fds[1]);
     close(pipe_fds[1]);
-    // The line "fp8kvd listening on 127.0.0.1:PORT"; an end without it means that it did not start.
+    // An end without this line means that it did not start.
+    constexpr std::string_view kReady = "fp8kvd listening on 127.0.0.1:";
     FILE* out = fdopen(pipe_fds[0], "r");
     char line[256];
     while (port_ == 0 && fgets(line, sizeof(line), out) != nullptr) {
-      std::sscanf(line, "fp8kvd listening on 127.0.0.1:%d", &port_);
+      if (std::string_view(line).substr(0, kReady.size()) != kReady) continue;
+      port_ = static_cast<int>(std::strtol(line + kReady.size(), nullptr, 10));
     }
     fclose(out);
     if (port_ == 0) throw std::runtime_error("fp8kvd did not start");
