@@ -1,15 +1,9 @@
-"""Starts the built daemon on a free loopback port and gives its stub; stubs come from proto/."""
+"""The built daemon with its stub, which comes from proto/, and what tests of it share."""
 
 import atexit
-import os
-import pathlib
-import select
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 import grpc
@@ -17,12 +11,7 @@ import numpy as np
 from grpc_tools import protoc
 
 import reference
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BIN = pathlib.Path(os.environ.get("FP8KVD_BIN_DIR", ROOT / "build/release/bin"))
-CAPTURES = ROOT / "tests/data/captures"
-START_S = 30
-STOP_S = 30
+from daemon_process import ROOT, DaemonProcess
 
 
 def generate_stubs():
@@ -57,59 +46,19 @@ CONFIG = ("policy { allow_fp8_kv: true }\ncache { poison_freed_pages: true }\n"
           + MODEL.format(precision="bf16") + MODEL.format(precision="fp8_kv"))
 
 
-class Daemon:
-    """One process; `config` is a textproto. stop() ends it by SIGTERM and gives its exit code."""
+class Daemon(DaemonProcess):
+    """The process with a stub for it."""
 
     def __init__(self, config=CONFIG, flags=()):
-        self._directory = tempfile.TemporaryDirectory(prefix="fp8kvd_e2e_")
-        directory = pathlib.Path(self._directory.name)
-        (directory / "config.textproto").write_text(config)
-        port_file = directory / "port"
-        self.log_path = directory / "log"
-        with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen(
-                [BIN / "fp8kvd", f"--config={directory}/config.textproto", "--device=cpu",
-                 "--listen_address=127.0.0.1:0", "--http_address=", f"--port_file={port_file}",
-                 *flags],
-                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-        self.address = f"127.0.0.1:{self._wait_for_port(port_file)}"
+        super().__init__(config, flags)
         self.channel = grpc.insecure_channel(
             self.address, options=[("grpc.max_receive_message_length", -1),
                                    ("grpc.max_send_message_length", -1)])
         self.stub = kv_grpc.DecodeAttentionStub(self.channel)
 
-    def _wait_for_port(self, port_file):
-        deadline = time.monotonic() + START_S
-        exited = os.pidfd_open(self.process.pid)
-        try:
-            while time.monotonic() < deadline:
-                if port_file.exists() and port_file.read_text().strip():
-                    return int(port_file.read_text())
-                if select.select([exited], [], [], 0.02)[0]:
-                    break
-        finally:
-            os.close(exited)
-        self.process.kill()
-        self.process.wait()
-        raise RuntimeError(f"fp8kvd did not become ready; its log:\n{self.log()}")
-
-    def log(self):
-        return self.log_path.read_text(errors="replace")
-
     def stop(self):
         self.channel.close()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            code = self.process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            code = "killed after SIGTERM was not obeyed"
-        log = self.log()
-        self._directory.cleanup()
-        if code != 0:
-            raise RuntimeError(f"fp8kvd ended with {code}; its log:\n{log}")
+        super().stop()
 
 
 class Sequence:

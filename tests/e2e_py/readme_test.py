@@ -8,7 +8,8 @@ import sys
 import tempfile
 import unittest
 
-from harness import BIN, ROOT, Daemon
+from daemon_process import BIN, ROOT
+from harness import Daemon
 
 README = (ROOT / "README.md").read_text()
 
