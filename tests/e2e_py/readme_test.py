@@ -5,11 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from daemon_process import BIN, ROOT
-from harness import Daemon
+from daemon_process import BIN, ROOT, DaemonProcess
+
+sys.path.append(str(ROOT / "tests/py"))
+import package  # noqa: E402  # builds and installs the wheel, as pip does from client/python
 
 README = (ROOT / "README.md").read_text()
 
@@ -21,20 +22,16 @@ def block(language):
 
 class Readme(unittest.TestCase):
     def test_the_call_works_when_pasted(self):
-        commands = [shlex.split(line) for line in block("sh").splitlines()]
-        serve, _, protoc, _ = commands
-        self.assertEqual(serve, ["build/release/bin/fp8kvd", "--config=deploy/example.textproto",
-                                 "&"])
-        self.assertEqual(protoc[:3], ["build/py/bin/python", "-m", "grpc_tools.protoc"])
-        daemon = Daemon((ROOT / "deploy/example.textproto").read_text())
+        serve, install, python = block("sh").splitlines()
+        self.assertEqual(serve, "build/release/bin/fp8kvd --config=deploy/example.textproto &")
+        self.assertTrue(install.endswith("build/py/bin/pip install ./client/python"), install)
+        self.assertEqual(python, "build/py/bin/python")
+        daemon = DaemonProcess((ROOT / "deploy/example.textproto").read_text())
         try:
-            with tempfile.TemporaryDirectory() as stubs:
-                made = [word.replace("build/py", stubs) for word in protoc[1:]]
-                subprocess.run([sys.executable, *made], cwd=ROOT, check=True, timeout=60)
-                call = block("python").replace("127.0.0.1:50051", daemon.address)
-                self.assertLessEqual(len(call.splitlines()), 10)
-                ran = subprocess.run([sys.executable, "-c", call], env={"PYTHONPATH": stubs},
-                                     capture_output=True, text=True, timeout=60)
+            call = block("python").replace("127.0.0.1:50051", daemon.address)
+            self.assertLessEqual(len(call.splitlines()), 10)
+            ran = subprocess.run([sys.executable, "-c", call], env={"PYTHONPATH": package.SITE},
+                                 capture_output=True, text=True, timeout=60)
             self.assertEqual(ran.returncode, 0, ran.stderr)
             self.assertTrue(0.1 < float(ran.stdout) < 10, ran.stdout)
         finally:

@@ -61,4 +61,4 @@ def install():
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its news of closed connections are no news here
 WHEEL = install()
-sys.path.insert(0, str(SITE))
+sys.path[:0] = [str(SITE), str(ROOT / "tests/e2e_py")]
