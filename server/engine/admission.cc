@@ -34,7 +34,7 @@ int32_t PlacesOf(const Request& request) {
 
 absl::Status Admission::Refusal(Request* request) {
   refused_total_.fetch_add(1, std::memory_order_relaxed);
-  switch (state_.load(std::memory_order_acquire)) {
+  switch (state_.load()) {
     case State::kDraining:
       return absl::UnavailableError("the server drains and takes no new work; use another one");
     case State::kFailed:
@@ -98,9 +98,9 @@ void Admission::Refuse(bool is_device_failed) {
   // A failure outranks a drain; neither ends.
   State expected = State::kOpen;
   if (is_device_failed) {
-    state_.store(State::kFailed, std::memory_order_release);
+    state_.store(State::kFailed);
   } else {
-    state_.compare_exchange_strong(expected, State::kDraining, std::memory_order_acq_rel);
+    state_.compare_exchange_strong(expected, State::kDraining);
   }
 }
 

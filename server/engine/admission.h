@@ -36,7 +36,7 @@ class Admission {
 
   // From any thread: no new work. What was offered before, or slips in beside it, is still taken.
   void Refuse(bool is_device_failed);
-  bool is_refusing() const { return state_.load(std::memory_order_acquire) != State::kOpen; }
+  bool is_refusing() const { return state_.load() != State::kOpen; }
   // After Refuse: as TakeAll, and nothing can slip in any more.
   Request* Close();
 
@@ -50,8 +50,8 @@ class Admission {
   static Request* InOrder(Request* newest);
 
   const int32_t places_max_;
-  std::atomic<Request*> newest_{nullptr};  // a stack by book.next, or kClosed
-  std::atomic<State> state_{State::kOpen};
+  std::atomic<Request*> newest_{nullptr};   // a stack by book.next, or kClosed
+  std::atomic<State> state_{State::kOpen};  // in one order with newest_ and the doorbell
   std::atomic<int64_t> places_used_{0};
   std::atomic<int64_t> item_us_{0};
   std::atomic<uint64_t> refused_total_{0};

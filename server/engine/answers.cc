@@ -44,7 +44,7 @@ void Answers::EndWaiting(Request* request, const absl::Status& status) {
   }
 }
 
-void Answers::NoteLengths(AppendRequest* request) {
+void Answers::NoteLengths(AppendRequest* request) const {
   for (size_t i = 0; request->is_held && i < request->seq_lens.size(); ++i) {
     request->seq_lens[i] =
         context_.store.SeqLen(request->seq, request->layer + static_cast<int32_t>(i));
@@ -94,7 +94,7 @@ void Answers::Publish() {
   EngineStats& stats = context_.stats;
   stats.requests_refused_total = admission_->refused_total();
   stats.queue_items = admission_->places_used();
-  stats.draining = admission_->is_refusing();
+  stats.draining = admission_->is_refusing() && !stats.failed;
   stats.seqs = context_.store.seqs_used();
   for (PoolStats& pool : stats.pools) {
     const cache::PoolStat now = context_.store.Pool(pool.model, pool.group);

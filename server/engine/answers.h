@@ -24,7 +24,7 @@ class Answers {
   // What still waits of the request ends with this status; it is out of the batcher already.
   void EndWaiting(Request* request, const absl::Status& status);
   // Nothing of an append waits any more: what is committed now is what it reports.
-  void NoteLengths(AppendRequest* request);
+  void NoteLengths(AppendRequest* request) const;
   // Nothing of it runs either.
   void EndAppend(AppendRequest* request);
   void EndControl(ControlRequest* request);

@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t kSpinUs = 50;
 // Asleep for so long at most: leases end without anybody ringing.
 constexpr int64_t kSleepUsMax = 50'000;
+
 int64_t MsOf(TimeUs time) { return time / 1000; }
 
 }  // namespace
