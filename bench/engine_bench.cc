@@ -2,7 +2,7 @@
 // nothing.
 //   DecodeTurn/items     Submit and one Step on one thread: admission, batch, plan, rows, answer
 //   AttendTurn/items     the same without k and v
-//   RoundTrip            one item to the engine's own thread and back, caller spinning
+//   RoundTrip            one item to the engine's own thread and back, the caller asleep meanwhile
 //   AppendTurn/tokens    one slice of a bulk append
 // 64/8 heads, d128. The floor is 0: all of it is overhead. Run: build/release/bin/engine_bench
 #include <atomic>
@@ -25,7 +25,11 @@ constexpr int64_t kSeqLen = 32768;
 
 class Flag final : public engine::Completion {
  public:
-  void Done() override { is_done_.store(true, std::memory_order_release); }
+  void Done() override {
+    is_done_.store(true, std::memory_order_release);
+    is_done_.notify_one();
+  }
+  void Wait() { is_done_.wait(false, std::memory_order_acquire); }
   bool Take() { return is_done_.exchange(false, std::memory_order_acquire); }
 
  private:
@@ -138,7 +142,7 @@ class Step {
 void DecodeTurn(benchmark::State& state) {
   Setup setup(static_cast<int32_t>(state.range(0)));
   Step step(&setup, /*is_append=*/true);
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     FP8KVD_CHECK(setup.engine->Submit(&step.request).ok());
     setup.engine->Step();
     FP8KVD_CHECK(setup.flag.Take() && step.ok());
@@ -157,7 +161,7 @@ void AttendTurn(benchmark::State& state) {
     FP8KVD_CHECK(setup.flag.Take() && first.ok());
   }
   Step step(&setup, /*is_append=*/false);
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     FP8KVD_CHECK(setup.engine->Submit(&step.request).ok());
     setup.engine->Step();
     FP8KVD_CHECK(setup.flag.Take() && step.ok());
@@ -170,11 +174,10 @@ void RoundTrip(benchmark::State& state) {
   Setup setup(1);
   Step step(&setup, /*is_append=*/true);
   std::thread runner([&setup] { FP8KVD_CHECK(setup.engine->Run().ok()); });
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     FP8KVD_CHECK(setup.engine->Submit(&step.request).ok());
-    while (!setup.flag.Take()) {
-    }
-    FP8KVD_CHECK(step.ok());
+    setup.flag.Wait();
+    FP8KVD_CHECK(setup.flag.Take() && step.ok());
     state.PauseTiming();
     if (step.request.items[0].pos == kSeqLen - 1) state.SkipWithError("the sequence is full");
     step.Next();
@@ -199,7 +202,7 @@ void AppendTurn(benchmark::State& state) {
   append.slice_digests = absl::MakeConstSpan(&digest, 1);
   append.seq_lens = absl::MakeSpan(&seq_len, 1);
   append.done = &setup.flag;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     FP8KVD_CHECK(setup.engine->Submit(&append).ok());
     while (!setup.flag.Take()) setup.engine->Step();
     FP8KVD_CHECK(append.status.ok());

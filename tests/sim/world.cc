@@ -114,10 +114,11 @@ void World::Loop() {
     } else if (dice <= 97) {
       CancelSomething();
     } else if (dice <= 98) {
-      if (random_.Chance(50))
+      if (random_.Chance(50)) {
         backend_.Release();
-      else
+      } else {
         backend_.Hold();
+      }
     } else if (random_.Chance(15)) {
       Kill(clients_.front());
       clients_.push_back(Client{});

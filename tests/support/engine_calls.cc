@@ -150,7 +150,7 @@ uint64_t DecodeCall::MarkOf(int32_t item, int32_t query, int32_t q_head) const {
   return mark;
 }
 
-void DecodeCall::Scribble() { std::memset(slot_.bytes, 0xA5, slot_bytes_); }
+void DecodeCall::Scribble() const { std::memset(slot_.bytes, 0xA5, slot_bytes_); }
 
 std::string DecodeCall::Check(int32_t item, absl::Span<const uint64_t> history) const {
   const int32_t window = geometry_.layer[request.layer].window;
@@ -216,6 +216,6 @@ AppendCall::~AppendCall() { engine_->staging().Release(slot_); }
 
 absl::Status AppendCall::Submit() { return engine_->Submit(&request); }
 
-void AppendCall::Scribble() { std::memset(slot_.bytes, 0xA5, slot_bytes_); }
+void AppendCall::Scribble() const { std::memset(slot_.bytes, 0xA5, slot_bytes_); }
 
 }  // namespace fp8kvd::testing

@@ -77,7 +77,7 @@ class DecodeCall {
   int32_t times_done() const { return done_.times(); }
   uint64_t MarkOf(int32_t item, int32_t query, int32_t q_head) const;
   // Fills its part of the slot with garbage, as the next holder of it would.
-  void Scribble();
+  void Scribble() const;
   // Empty, or what is wrong with the item's rows, its visible tokens being history [.., pos + j].
   std::string Check(int32_t item, absl::Span<const uint64_t> history) const;
 
@@ -106,7 +106,7 @@ class AppendCall {
   absl::Status Submit();
   bool done() const { return done_.times() == 1; }
   int32_t times_done() const { return done_.times(); }
-  void Scribble();
+  void Scribble() const;
 
   engine::AppendRequest request;
   std::vector<uint64_t> tokens;
