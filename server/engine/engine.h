@@ -8,7 +8,7 @@
 //   free. No tensor byte is touched, no memory is taken on the decode path once Start returned.
 // Does not manage: message bytes, sockets (server/rpc); when a process ends (server/daemon).
 // Threads: Submit and stats from any thread. Step on one thread: Run's, or a test's.
-// Errors: Submit gives RESOURCE_EXHAUSTED with the request's retry_after_ms set (queue or staging
+// Errors: Submit gives RESOURCE_EXHAUSTED with the request's retry_after_ms set (the queue is
 // full),
 //   UNAVAILABLE (draining, or the device failed).
 #pragma once
