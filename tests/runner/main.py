@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import signal
 import sys
 import time
 
@@ -63,6 +64,8 @@ def run_build(build, names):
 
 def main():
     options = parse(sys.argv[1:])
+    # Told to stop, it unwinds, so that what it started ends too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     start = time.monotonic()
     try:
         toolchain.ensure_venv()
