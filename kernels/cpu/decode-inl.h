@@ -33,6 +33,20 @@
 #include "kernels/cpu/page_layout.h"
 #include "kernels/params.h"
 
+// Sums stay in registers only if these loops vanish. Instrumented, they would take minutes to
+// compile.
+#undef FP8KVD_UNROLL
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FP8KVD_UNROLL(times)
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define FP8KVD_UNROLL(times)
+#endif
+#endif
+#ifndef FP8KVD_UNROLL
+#define FP8KVD_UNROLL(times) HWY_UNROLL(times)
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace fp8kvd::kernels::cpu::HWY_NAMESPACE {
 
@@ -111,23 +125,23 @@ HWY_INLINE void MultiplyPairs(const uint8_t* tiles, int64_t tile_bytes, int32_t 
                               int32_t begin, int32_t end, const float* HWY_RESTRICT b,
                               int64_t ahead, VF (&sums)[kVectors][kColumns]) {
   const uint8_t* x[kVectors];
-  HWY_UNROLL(4)
+  FP8KVD_UNROLL(4)
   for (int32_t v = 0; v < kVectors; ++v) {
     x[v] = VectorAt<kPrecision>(tiles, tile_bytes, vector + v);
   }
   for (int32_t pair = begin; pair < end; ++pair) {
-    HWY_UNROLL(4)
+    FP8KVD_UNROLL(4)
     for (int32_t v = 0; v < kVectors; ++v) {
       VF even;
       VF odd;
       const uint8_t* at = x[v] + pair * kPairBytes<kPrecision>;
       hwy::Prefetch(at + ahead);
       Pair<kPrecision>::Load(at, even, odd);
-      HWY_UNROLL(8)
+      FP8KVD_UNROLL(8)
       for (int32_t c = 0; c < kColumns; ++c) {
         sums[v][c] = hn::MulAdd(even, hn::Set(DF(), b[c * kStride + 2 * pair]), sums[v][c]);
       }
-      HWY_UNROLL(8)
+      FP8KVD_UNROLL(8)
       for (int32_t c = 0; c < kColumns; ++c) {
         sums[v][c] = hn::MulAdd(odd, hn::Set(DF(), b[c * kStride + 2 * pair + 1]), sums[v][c]);
       }
@@ -190,17 +204,17 @@ template <Precision kPrecision, int32_t kVectors, int32_t kColumns>
 HWY_INLINE int32_t ScoreVectors(const PageWork& work, int32_t vector, int32_t vectors_end) {
   for (; vector + kVectors <= vectors_end; vector += kVectors) {
     VF sums[kVectors][kColumns];
-    HWY_UNROLL(4)
+    FP8KVD_UNROLL(4)
     for (int32_t v = 0; v < kVectors; ++v) {
-      HWY_UNROLL(8)
+      FP8KVD_UNROLL(8)
       for (int32_t c = 0; c < kColumns; ++c) sums[v][c] = hn::Zero(DF());
     }
     MultiplyPairs<kPrecision, kQueryStride>(work.block, work.layout.k_tile_bytes(), vector, 0,
                                             work.layout.head_dim / 2, work.q, work.layout.v_begin(),
                                             sums);
-    HWY_UNROLL(4)
+    FP8KVD_UNROLL(4)
     for (int32_t v = 0; v < kVectors; ++v) {
-      HWY_UNROLL(8)
+      FP8KVD_UNROLL(8)
       for (int32_t c = 0; c < kColumns; ++c) {
         hn::Store(sums[v][c], DF(), work.scores + c * kScoreStride + (vector + v) * kLanes);
       }
@@ -286,9 +300,9 @@ HWY_INLINE int32_t ValueVectors(const PageWork& work, int32_t vector, int32_t ve
   for (; vector + kVectors <= vectors_end; vector += kVectors) {
     float* o = work.o + vector * kLanes;
     VF sums[kVectors][kColumns];
-    HWY_UNROLL(4)
+    FP8KVD_UNROLL(4)
     for (int32_t v = 0; v < kVectors; ++v) {
-      HWY_UNROLL(8)
+      FP8KVD_UNROLL(8)
       for (int32_t c = 0; c < kColumns; ++c) {
         sums[v][c] = hn::Load(DF(), o + c * head_dim + v * kLanes);
       }
@@ -296,9 +310,9 @@ HWY_INLINE int32_t ValueVectors(const PageWork& work, int32_t vector, int32_t ve
     MultiplyPairs<kPrecision, kScoreStride>(
         work.block + work.layout.v_begin(), work.layout.v_tile_bytes(), vector,
         (work.first + 1) / 2, work.end / 2, work.scores, ahead, sums);
-    HWY_UNROLL(4)
+    FP8KVD_UNROLL(4)
     for (int32_t v = 0; v < kVectors; ++v) {
-      HWY_UNROLL(8)
+      FP8KVD_UNROLL(8)
       for (int32_t c = 0; c < kColumns; ++c) {
         hn::Store(sums[v][c], DF(), o + c * head_dim + v * kLanes);
       }

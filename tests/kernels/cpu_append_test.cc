@@ -1,5 +1,6 @@
 // The CPU's append: codes and scales equal the scalar reference bit for bit, at the places that
 // page_layout.h names and nowhere else.
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -94,8 +95,10 @@ class Appended {
       }
     }
     if (layout_.precision == Precision::kBf16) return "";
-    const uint8_t* got = block + (is_key ? layout_.k_scale(slot) : layout_.v_scale(slot));
-    return std::memcmp(got, &scale, sizeof(scale)) == 0 ? "" : "scale";
+    float got = 0.0F;
+    std::memcpy(&got, block + (is_key ? layout_.k_scale(slot) : layout_.v_scale(slot)),
+                sizeof(got));
+    return std::bit_cast<uint32_t>(got) == std::bit_cast<uint32_t>(scale) ? "" : "scale";
   }
 
   const PageLayout layout_;
