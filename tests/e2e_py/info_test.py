@@ -8,7 +8,8 @@ import grpc
 import numpy as np
 
 import reference
-from harness import BIN, ROOT, TestCase, kv
+from daemon_process import BIN, ROOT
+from harness import TestCase, kv
 
 
 class Info(TestCase):
