@@ -17,5 +17,12 @@ endif()
 find_library(XXHASH_LIBRARY xxhash REQUIRED)
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
 add_library(xxhash::xxhash UNKNOWN IMPORTED)
+# Where the library can pick the widest vectors at run time; the plain functions stay at SSE2.
+include(CheckLibraryExists)
+find_path(XXHASH_DISPATCH_DIR xxh_x86dispatch.h)
+check_library_exists(${XXHASH_LIBRARY} XXH3_64bits_withSeed_dispatch "" XXHASH_HAS_DISPATCH)
+if(XXHASH_DISPATCH_DIR AND XXHASH_HAS_DISPATCH)
+  target_compile_definitions(xxhash::xxhash INTERFACE FP8KVD_XXHASH_DISPATCH)
+endif()
 set_target_properties(xxhash::xxhash PROPERTIES
   IMPORTED_LOCATION ${XXHASH_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${XXHASH_INCLUDE_DIR})

@@ -32,7 +32,10 @@ absl::StatusOr<config::ModelOptions> ModelToPlan(const Parts& parts,
                                                  const v1::PlanPrecisionRequest& request) {
   if (request.subject_case() == v1::PlanPrecisionRequest::kHfConfigJson) {
     absl::StatusOr<config::HfModel> imported = config::ImportHfConfig(request.hf_config_json());
-    if (!imported.ok()) return imported.status();
+    if (!imported.ok()) {
+      return Invalid("hf_config_json: ", imported.status().message(),
+                     "; send a config.json as its model came with");
+    }
     config::ModelOptions model;
     model.name = "described";
     if (request.batch() != 0) model.expected_seqs = static_cast<int32_t>(request.batch());

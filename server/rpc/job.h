@@ -70,7 +70,11 @@ class Work : public engine::Completion, public Posted {
   int32_t retry_after_ms() const { return retry_after_ms_; }
 
   void Done() final { poller_->Post(this); }
-  void OnPosted() final { owner_->OnWork(this); }
+  void OnPosted() final {
+    if (is_expected_) poller_->Expect(-1);
+    is_expected_ = false;
+    owner_->OnWork(this);
+  }
 
  protected:
   const Parts& parts() const { return *parts_; }
@@ -81,7 +85,12 @@ class Work : public engine::Completion, public Posted {
     request->arrived = arrival.arrived;
     request->deadline = arrival.deadline;
     absl::Status status = parts_->engine->Submit(request);
-    if (!status.ok()) retry_after_ms_ = request->retry_after_ms;
+    is_expected_ = status.ok();
+    if (is_expected_) {
+      poller_->Expect(1);
+    } else {
+      retry_after_ms_ = request->retry_after_ms;
+    }
     return status;
   }
 
@@ -91,6 +100,7 @@ class Work : public engine::Completion, public Posted {
   const Parts* const parts_;
   Poller* const poller_;
   WorkOwner* const owner_;
+  bool is_expected_ = false;  // back from the engine, soon
 };
 
 // A message that gets a reply of its own.

@@ -1,5 +1,6 @@
 #include "server/rpc/poller.h"
 
+#include <chrono>
 #include <utility>
 
 #include "config/base/check.h"
@@ -13,22 +14,53 @@ Poller::~Poller() { FP8KVD_CHECK(posted_.load() == nullptr); }
 void Poller::Run() {
   void* tag = nullptr;
   bool ok = false;
-  while (queue_->Next(&tag, &ok)) static_cast<Event*>(tag)->Ready(ok);
+  while (NextEvent(&tag, &ok)) {
+    static_cast<Event*>(tag)->Ready(ok);
+    TakePosted();
+  }
+}
+
+bool Poller::NextEvent(void** tag, bool* ok) {
+  using Clock = std::chrono::steady_clock;
+  const gpr_timespec past = gpr_inf_past(GPR_CLOCK_MONOTONIC);
+  const Clock::time_point until = Clock::now() + std::chrono::microseconds(kSpinUs);
+  while (expected_ > 0 && Clock::now() < until) {
+    TakePosted();
+    const auto status = queue_->AsyncNext(tag, ok, past);
+    if (status != grpc::CompletionQueue::TIMEOUT) {
+      return status == grpc::CompletionQueue::GOT_EVENT;
+    }
+  }
+  for (;;) {
+    if (!alarm_is_set_) {
+      is_asleep_.store(true);
+      if (posted_.load() != nullptr) {
+        alarm_is_set_ = !is_asleep_.exchange(false);
+        TakePosted();
+        continue;
+      }
+    }
+    const bool is_open = queue_->Next(tag, ok);
+    if (!alarm_is_set_) alarm_is_set_ = !is_asleep_.exchange(false);
+    return is_open;
+  }
 }
 
 void Poller::Post(Posted* posted) {
   Posted* before = posted_.load(std::memory_order_relaxed);
   do {
     posted->next_ = before;
-  } while (!posted_.compare_exchange_weak(before, posted, std::memory_order_release,
-                                          std::memory_order_relaxed));
-  if (before == nullptr) {
-    // A time long past fires at once; the present is rounded up to gRPC's next millisecond.
+  } while (!posted_.compare_exchange_weak(before, posted));
+  if (is_asleep_.exchange(false)) {
+    // Long past: gRPC rounds the present up to its next millisecond.
     alarm_.Set(queue_.get(), gpr_inf_past(GPR_CLOCK_MONOTONIC), static_cast<Event*>(this));
   }
 }
 
-void Poller::Ready(bool) {
+void Poller::Ready(bool) { alarm_is_set_ = false; }
+
+void Poller::TakePosted() {
+  if (posted_.load(std::memory_order_relaxed) == nullptr) return;
   Posted* newest = posted_.exchange(nullptr, std::memory_order_acquire);
   Posted* oldest = nullptr;
   while (newest != nullptr) {

@@ -68,12 +68,24 @@ class Poller final : private Event {
   // Nothing may be posted once the queue is shut down.
   void Post(Posted* posted);
 
+  // On this thread: one more, or one less, thing was handed away that soon comes back by Post.
+  void Expect(int change) { expected_ += change; }
+
  private:
+  static constexpr int64_t kSpinUs = 30;
+
   void Ready(bool ok) override;  // the wake-up
+  bool NextEvent(void** tag, bool* ok);
+  void TakePosted();
 
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  int expected_ = 0;
   std::atomic<Posted*> posted_{nullptr};  // newest first
-  grpc::Alarm alarm_;  // set by whoever posts to an empty list; consumed before the list is taken
+  // Set by this thread before it sleeps. Who clears it, wakes: a poster by the alarm, whose event
+  // is then on its way, or this thread itself.
+  std::atomic<bool> is_asleep_{false};
+  bool alarm_is_set_ = false;  // as far as this thread knows
+  grpc::Alarm alarm_;
 };
 
 }  // namespace fp8kvd::rpc

@@ -1,6 +1,7 @@
 #include "server/rpc/server.h"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <utility>
 
@@ -13,6 +14,11 @@
 
 namespace fp8kvd::rpc {
 namespace {
+
+// How long clients that call in a loop are told that we drain, rather than find the port closed.
+constexpr std::chrono::milliseconds kNotice(200);
+// Until connections are cut: replies leave the socket's buffer.
+constexpr std::chrono::milliseconds kLastWrites(50);
 
 // The one place where a connection is taken or refused: TLS and tokens go here.
 std::shared_ptr<grpc::ServerCredentials> Credentials(const config::ServerOptions&) {
@@ -107,8 +113,18 @@ void Server::Drain() {
 }
 
 void Server::Shutdown(std::chrono::milliseconds patience) {
+  // gRPC's own graceful shutdown waits for idle connections too, until their clients happen to
+  // look, and what arrives meanwhile is cut. So the calls are waited for here, while new ones are
+  // still told that we drain.
+  const auto begin = std::chrono::steady_clock::now();
+  const auto notice = std::min<std::chrono::milliseconds>(patience / 4, kNotice);
+  for (;;) {
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (waited >= patience || (waited >= notice && parts_.calls_open == 0)) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  server_->Shutdown(std::chrono::system_clock::now() + kLastWrites);
   parts_.stopping = true;
-  server_->Shutdown(std::chrono::system_clock::now() + patience);
   // On the pollers' own threads, after whatever they are doing now: nothing listens afterwards.
   for (const std::unique_ptr<Poller>& poller : pollers_) {
     Errand::Send(poller.get(), [raw = poller.get()] { raw->queue()->Shutdown(); });

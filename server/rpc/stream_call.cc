@@ -54,11 +54,17 @@ StreamCall::Flight* StreamCall::TakeFlight() {
 
 void StreamCall::OnRead(bool ok) {
   reading_ = false;
-  if (!ok) {
+  if (ok && !finishing()) {
+    BeginMessage();
+  } else {
     read_all_ = true;
-    FinishIfOver();
-    return;
   }
+  ReadMore();
+  FinishIfOver();
+  RetireIfOver();
+}
+
+void StreamCall::BeginMessage() {
   Flight* const flight = TakeFlight();
   flight->bytes = static_cast<int64_t>(message_.Length());
   bytes_held_ += flight->bytes;
@@ -67,7 +73,6 @@ void StreamCall::OnRead(bool ok) {
   } else {
     QueueReply(flight);
   }
-  ReadMore();
 }
 
 void StreamCall::OnWork(Work* work) {
@@ -79,6 +84,7 @@ void StreamCall::OnWork(Work* work) {
   }
   ReadMore();
   FinishIfOver();
+  RetireIfOver();
 }
 
 void StreamCall::QueueReply(Flight* flight) {
@@ -119,6 +125,7 @@ void StreamCall::OnWritten(bool ok) {
   WriteMore();
   ReadMore();
   FinishIfOver();
+  RetireIfOver();
 }
 
 void StreamCall::FinishIfOver() {

@@ -50,6 +50,7 @@ class StreamCall final : public Call, private WorkOwner {
   void OnRead(bool ok);
   void OnWritten(bool ok);
   void ReadMore();
+  void BeginMessage();
   void QueueReply(Flight* flight);
   void WriteMore();
   void FinishIfOver();

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <tuple>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -142,7 +144,10 @@ absl::Status DecodeMessage::CheckItems(const Catalog& catalog) {
 void DecodeMessage::RefuseRepeated() {
   order_.resize(items_.size());
   std::iota(order_.begin(), order_.end(), 0U);
-  const auto key = [this](uint32_t i) { return items_[i].handle.seq_id; };
+  const auto key = [this](uint32_t i) {
+    const cache::SeqHandle& handle = items_[i].handle;
+    return std::tuple(handle.seq_id, handle.generation, handle.incarnation);
+  };
   std::stable_sort(order_.begin(), order_.end(),
                    [&](uint32_t a, uint32_t b) { return key(a) < key(b); });
   for (size_t i = 1; i < order_.size(); ++i) {
