@@ -1,14 +1,15 @@
 #include "server/daemon.h"
 
-#include <malloc.h>
 #include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -16,7 +17,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "spdlog/spdlog.h"
 
 #include "config/model.h"
@@ -24,6 +24,7 @@
 #include "server/device.h"
 #include "server/engine/append_step.h"
 #include "server/engine/engine.h"
+#include "server/malloc_options.h"
 #include "server/ops/http.h"
 #include "server/ops/log.h"
 #include "server/ops/metrics.h"
@@ -33,15 +34,6 @@
 
 namespace fp8kvd {
 namespace {
-
-// Messages of megabytes come and go: giving their memory back to the system and asking for it again
-// costs two to seven times the throughput.
-void TuneMalloc() {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 512 << 20);
-  mallopt(M_TOP_PAD, 16 << 20);
-  mallopt(M_ARENA_MAX, 8);
-}
 
 // Blocks the signals that stop the daemon, for this and all later threads; Wait takes them.
 class StopSignals {

@@ -1,0 +1,482 @@
+// What the daemon's server costs over gRPC itself. Two servers, each a process of its own with the
+// same polling threads: the daemon's (parse, range check, digest, plan, staging, replies of full
+// size; the device is NullBackend) and a raw echo (ByteBuffer in, a prepared ByteBuffer of the
+// reply's size out). One client, the same code and the same bytes to both, in blocks that take
+// turns, so that both see the same machine. Prints one JSON object.
+//   rpc_bench [--smoke]    --smoke: few calls, to see that it runs
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/grpcpp.h"
+
+#include "bench/null_backend.h"
+#include "bench/rpc_echo.h"
+#include "config/base/check.h"
+#include "fp8kvd/v1/kv.grpc.pb.h"
+#include "server/engine/append_step.h"
+#include "server/engine/engine.h"
+#include "server/malloc_options.h"
+#include "server/rpc/server.h"
+
+namespace fp8kvd::bench {
+namespace {
+
+using SteadyTime = std::chrono::steady_clock;
+
+constexpr int kQHeads = 64;
+constexpr int kKvHeads = 8;
+constexpr int kHeadDim = 128;
+constexpr int kPollers = 1;
+constexpr int kChunkTokens = 256;  // 1 MiB of K and V
+constexpr int64_t kChunkBytes = int64_t{kChunkTokens} * kKvHeads * kHeadDim * 2 * 2;
+
+struct Sizes {
+  int blocks = 20;
+  int calls = 200;         // of a block
+  int messages = 2000;     // of a stream's block
+  int chunks = 256;        // of an upload's block
+  int beside_calls = 400;  // decodes beside an upload of 1 GB
+  int beside_chunks = 1024;
+};
+
+ModelGeometry Geometry() {
+  ModelGeometry geometry;
+  geometry.name = "bench";
+  geometry.layers = 1;
+  geometry.q_heads = kQHeads;
+  geometry.kv_heads = kKvHeads;
+  geometry.head_dim = kHeadDim;
+  geometry.sm_scale = 0.088F;
+  geometry.layer.push_back({});
+  geometry.groups.push_back({.kv_heads = kKvHeads,
+                             .head_dim = kHeadDim,
+                             .window = 0,
+                             .precision = Precision::kFp8Kv,
+                             .layers = {0}});
+  return geometry;
+}
+
+// A child that serves until its stop pipe closes.
+struct Child {
+  pid_t pid = -1;
+  int stop = -1;
+  int port = 0;
+};
+
+template <typename Serve>
+Child Spawn(Serve serve) {
+  int port_pipe[2];
+  int stop_pipe[2];
+  FP8KVD_CHECK(pipe(port_pipe) == 0 && pipe(stop_pipe) == 0);
+  const pid_t pid = fork();
+  FP8KVD_CHECK(pid >= 0);
+  if (pid == 0) {
+    close(stop_pipe[1]);
+    serve([&](int port) {
+      FP8KVD_CHECK(write(port_pipe[1], &port, sizeof(port)) == sizeof(port));
+      char byte = 0;
+      while (read(stop_pipe[0], &byte, 1) > 0) {
+      }
+    });
+    _exit(0);
+  }
+  close(stop_pipe[0]);
+  Child child{.pid = pid, .stop = stop_pipe[1], .port = 0};
+  FP8KVD_CHECK(read(port_pipe[0], &child.port, sizeof(child.port)) == sizeof(child.port));
+  return child;
+}
+
+template <typename Until>
+void ServeDaemon(Until until_stopped) {
+  TuneMalloc();
+  NullBackend backend;
+  const engine::SteadyClock clock;
+  const config::EngineOptions engine_options;
+  config::CacheOptions cache_options;
+  cache_options.seqs_max = 64;
+  cache_options.seq_len_max = 1 << 20;
+  const ModelGeometry geometry = Geometry();
+  auto engine =
+      engine::Engine::Start(engine_options, cache_options,
+                            {{.geometry = geometry, .group_pages = {100000}}}, 1, &backend, &clock);
+  FP8KVD_CHECK(engine.ok());
+  translate::Catalog catalog;
+  catalog.slot_bytes_max = (*engine)->staging().slot_bytes_max();
+  catalog.seqs_max = cache_options.seqs_max;
+  catalog.seq_len_max = cache_options.seq_len_max;
+  catalog.lease_ttl_ms_max = cache_options.lease_ttl_ms_max;
+  catalog.models.push_back(
+      {.geometry = geometry,
+       .precision_reason = "",
+       .group_page_bytes = {0},
+       .slice_tokens = {engine::AppendSliceTokens(engine_options, cache_options, geometry, 0, 1)}});
+  ops::Metrics metrics;
+  config::ServerOptions server_options;
+  server_options.listen_address = "127.0.0.1:0";
+  server_options.poller_threads = kPollers;
+  std::thread engine_thread([&] { FP8KVD_CHECK((*engine)->Run().ok()); });
+  auto server = rpc::Server::Start(server_options, &catalog, engine->get(), &clock, {}, &metrics);
+  FP8KVD_CHECK(server.ok());
+  until_stopped((*server)->port());
+  (*engine)->Drain();
+  (*server)->Drain();
+  (*server)->Shutdown(std::chrono::seconds(5));
+  engine_thread.join();
+}
+
+// Client ------------------------------------------------------------------------------------------
+
+struct Target {
+  const char* name;
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<v1::DecodeAttention::Stub> stub;  // of the daemon: both get its handles
+};
+
+grpc::ByteBuffer ToBytes(const google::protobuf::Message& message) {
+  const grpc::Slice slice(message.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+std::vector<v1::Handle> Create(v1::DecodeAttention::Stub* daemon, int count) {
+  grpc::ClientContext context;
+  v1::CreateSequencesRequest request;
+  request.set_count(count);
+  v1::CreateSequencesResponse response;
+  FP8KVD_CHECK(daemon->CreateSequences(&context, request, &response).ok());
+  return {response.handles().begin(), response.handles().end()};
+}
+
+void Free(v1::DecodeAttention::Stub* daemon, const std::vector<v1::Handle>& handles) {
+  grpc::ClientContext context;
+  v1::FreeSequencesRequest request;
+  for (const v1::Handle& handle : handles) *request.add_handles() = handle;
+  v1::FreeSequencesResponse response;
+  FP8KVD_CHECK(daemon->FreeSequences(&context, request, &response).ok());
+}
+
+// Steps 0 .. count - 1 of the sequences, ready to send.
+std::vector<grpc::ByteBuffer> Steps(const std::vector<v1::Handle>& handles, int count) {
+  v1::DecodeRequest request;
+  const size_t items = handles.size();
+  request.set_q(std::string(items * kQHeads * kHeadDim * 2, '\x3F'));
+  request.set_k(std::string(items * kKvHeads * kHeadDim * 2, '\x3E'));
+  request.set_v(std::string(items * kKvHeads * kHeadDim * 2, '\x3D'));
+  for (const v1::Handle& handle : handles) *request.add_handles() = handle;
+  std::vector<grpc::ByteBuffer> steps;
+  for (int step = 0; step < count; ++step) {
+    request.clear_positions();
+    for (size_t i = 0; i < items; ++i) request.add_positions(step);
+    request.set_request_id(step + 1);
+    steps.push_back(ToBytes(request));
+  }
+  return steps;
+}
+
+std::vector<grpc::ByteBuffer> Chunks(const v1::Handle& handle, int count) {
+  v1::AppendRequest request;
+  *request.mutable_handle() = handle;
+  request.set_n(kChunkTokens);
+  request.set_k(std::string(kChunkBytes / 2, '\x3F'));
+  request.set_v(std::string(kChunkBytes / 2, '\x3E'));
+  std::vector<grpc::ByteBuffer> chunks;
+  for (int i = 0; i < count; ++i) {
+    request.set_pos(int64_t{i} * kChunkTokens);
+    chunks.push_back(ToBytes(request));
+  }
+  return chunks;
+}
+
+// One client thread with a completion queue of its own.
+class Client {
+ public:
+  explicit Client(const Target& target) : stub_(target.channel) {}
+  ~Client() {
+    queue_.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // One call after the other; latencies in microseconds are appended.
+  void Unary(const std::vector<grpc::ByteBuffer>& messages, std::vector<double>* us) {
+    for (const grpc::ByteBuffer& message : messages) {
+      grpc::ClientContext context;
+      grpc::ByteBuffer reply;
+      grpc::Status status;
+      const auto begin = SteadyTime::now();
+      auto call = stub_.PrepareUnaryCall(&context, kDecode, message, &queue_);
+      call->StartCall();
+      call->Finish(&reply, &status, this);
+      FP8KVD_CHECK(Next());
+      us->push_back(std::chrono::duration<double, std::micro>(SteadyTime::now() - begin).count());
+      FP8KVD_CHECK(status.ok());
+    }
+  }
+
+  // All messages over one stream, at most `inflight` unanswered; messages per second.
+  double Bidi(const std::vector<grpc::ByteBuffer>& messages, size_t inflight) {
+    grpc::ClientContext context;
+    auto stream = stub_.PrepareCall(&context, kDecodeStream, &queue_);
+    stream->StartCall(this);
+    FP8KVD_CHECK(Next());
+    int write_tag = 0;
+    int read_tag = 0;
+    grpc::ByteBuffer reply;
+    size_t sent = 0;
+    size_t answered = 0;
+    bool writing = false;
+    const auto begin = SteadyTime::now();
+    stream->Read(&reply, &read_tag);
+    while (answered < messages.size()) {
+      if (!writing && sent < messages.size() && sent - answered < inflight) {
+        stream->Write(messages[sent], &write_tag);
+        writing = true;
+        ++sent;
+      }
+      void* tag = nullptr;
+      bool ok = false;
+      FP8KVD_CHECK(queue_.Next(&tag, &ok) && ok);
+      if (tag == &write_tag) {
+        writing = false;
+      } else if (++answered < messages.size()) {
+        stream->Read(&reply, &read_tag);
+      }
+    }
+    const std::chrono::duration<double> elapsed = SteadyTime::now() - begin;
+    if (writing) FP8KVD_CHECK(Next());
+    stream->WritesDone(this);
+    FP8KVD_CHECK(Next());
+    grpc::Status status;
+    stream->Finish(&status, this);
+    FP8KVD_CHECK(Next() && status.ok());
+    return static_cast<double>(messages.size()) / elapsed.count();
+  }
+
+  // Bytes of K and V per second.
+  double Upload(const std::vector<grpc::ByteBuffer>& chunks) {
+    grpc::ClientContext context;
+    auto stream = stub_.PrepareCall(&context, kAppend, &queue_);
+    stream->StartCall(this);
+    FP8KVD_CHECK(Next());
+    const auto begin = SteadyTime::now();
+    for (const grpc::ByteBuffer& chunk : chunks) {
+      stream->Write(chunk, this);
+      FP8KVD_CHECK(Next());
+    }
+    stream->WritesDone(this);
+    FP8KVD_CHECK(Next());
+    grpc::ByteBuffer reply;
+    stream->Read(&reply, this);
+    FP8KVD_CHECK(Next());
+    const std::chrono::duration<double> elapsed = SteadyTime::now() - begin;
+    grpc::Status status;
+    stream->Finish(&status, this);
+    FP8KVD_CHECK(Next() && status.ok());
+    return static_cast<double>(chunks.size()) * kChunkBytes / elapsed.count();
+  }
+
+  // Opens a stream that stays open.
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> Open(grpc::ClientContext* context) {
+    auto stream = stub_.PrepareCall(context, kDecodeStream, &queue_);
+    stream->StartCall(this);
+    FP8KVD_CHECK(Next());
+    return stream;
+  }
+  void Close(grpc::GenericClientAsyncReaderWriter* stream) {
+    stream->WritesDone(this);
+    FP8KVD_CHECK(Next());
+    grpc::Status status;
+    stream->Finish(&status, this);
+    FP8KVD_CHECK(Next() && status.ok());
+  }
+
+ private:
+  static constexpr char kDecode[] = "/fp8kvd.v1.DecodeAttention/Decode";
+  static constexpr char kDecodeStream[] = "/fp8kvd.v1.DecodeAttention/DecodeStream";
+  static constexpr char kAppend[] = "/fp8kvd.v1.DecodeAttention/Append";
+
+  bool Next() {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue_.Next(&tag, &ok) && ok;
+  }
+
+  grpc::GenericStub stub_;
+  grpc::CompletionQueue queue_;
+};
+
+double Quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
+}
+
+void PrintPair(const char* name, const char* unit, double echo, double daemon, double target) {
+  std::printf(
+      "  \"%s\": {\"unit\": \"%s\", \"echo\": %.1f, \"daemon\": %.1f, \"ratio\": %.3f, "
+      "\"target\": %.2f},\n",
+      name, unit, echo, daemon, daemon / echo, target);
+  std::fflush(stdout);
+}
+
+class Bench {
+ public:
+  Bench(const Sizes& sizes, Target echo, Target daemon)
+      : sizes_(sizes), targets_{std::move(echo), std::move(daemon)} {}
+
+  void UnaryAndBidi(int items) {
+    std::vector<double> us[2];
+    std::vector<double> rate[2];
+    for (int block = 0; block < sizes_.blocks; ++block) {
+      for (int i : {block % 2, 1 - block % 2}) {
+        const auto handles = Create(daemon(), items);
+        Client client(targets_[i]);
+        client.Unary(Steps(handles, sizes_.calls), &us[i]);
+        Free(daemon(), handles);
+        const auto stream_handles = Create(daemon(), items);
+        rate[i].push_back(
+            client.Bidi(Steps(stream_handles, sizes_.messages / items), /*inflight=*/16));
+        Free(daemon(), stream_handles);
+      }
+    }
+    const std::string suffix = std::to_string(items) + (items == 1 ? "_item" : "_items");
+    PrintPair(("unary_p50_" + suffix).c_str(), "us", Quantile(us[0], 0.5), Quantile(us[1], 0.5),
+              1.25);
+    PrintPair(("unary_p99_" + suffix).c_str(), "us", Quantile(us[0], 0.99), Quantile(us[1], 0.99),
+              0);
+    PrintPair(("bidi16_" + suffix).c_str(), "messages/s", Quantile(rate[0], 0.5),
+              Quantile(rate[1], 0.5), 0.85);
+  }
+
+  void Upload() {
+    std::vector<double> rate[2];
+    for (int block = 0; block < sizes_.blocks / 2; ++block) {
+      for (int i : {block % 2, 1 - block % 2}) {
+        const auto handles = Create(daemon(), 1);
+        rate[i].push_back(Client(targets_[i]).Upload(Chunks(handles[0], sizes_.chunks)) / 1e6);
+        Free(daemon(), handles);
+      }
+    }
+    PrintPair("upload_1mib_chunks", "MB/s", Quantile(rate[0], 0.5), Quantile(rate[1], 0.5), 0.8);
+  }
+
+  void DecodeBesideUpload() {
+    std::vector<double> us[2];
+    for (int round = 0; round < 2; ++round) {
+      for (int i : {round % 2, 1 - round % 2}) {
+        const auto handles = Create(daemon(), 2);
+        const auto chunks = Chunks(handles[1], sizes_.beside_chunks);
+        std::atomic<bool> over{false};
+        std::thread uploader([&] {
+          Client(targets_[i]).Upload(chunks);
+          over = true;
+        });
+        const auto steps = Steps({handles[0]}, sizes_.beside_calls);
+        Client client(targets_[i]);
+        for (size_t step = 0; step < steps.size() && !over; ++step) {
+          client.Unary({steps[step]}, &us[i]);
+        }
+        uploader.join();
+        Free(daemon(), handles);
+      }
+    }
+    PrintPair("decode_p50_beside_upload", "us", Quantile(us[0], 0.5), Quantile(us[1], 0.5), 0);
+    PrintPair("decode_p99_beside_upload", "us", Quantile(us[0], 0.99), Quantile(us[1], 0.99), 1.5);
+  }
+
+  void Threads(pid_t daemon_pid) {
+    int threads[2] = {};
+    Client client(targets_[1]);
+    for (int i : {0, 1}) {
+      const int streams = i == 0 ? 1 : 1000;
+      std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+      std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> open;
+      for (int s = 0; s < streams; ++s) {
+        contexts.push_back(std::make_unique<grpc::ClientContext>());
+        open.push_back(client.Open(contexts.back().get()));
+      }
+      threads[i] = ThreadsOf(daemon_pid);
+      for (const auto& stream : open) client.Close(stream.get());
+    }
+    std::printf("  \"threads_1_stream\": %d,\n  \"threads_1000_streams\": %d\n}\n", threads[0],
+                threads[1]);
+  }
+
+ private:
+  v1::DecodeAttention::Stub* daemon() { return targets_[1].stub.get(); }
+
+  static int ThreadsOf(pid_t pid) {
+    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+    std::string word;
+    while (status >> word) {
+      if (word == "Threads:") {
+        int threads = 0;
+        status >> threads;
+        return threads;
+      }
+    }
+    return 0;
+  }
+
+  const Sizes sizes_;
+  const Target targets_[2];
+};
+
+Target Connect(const char* name, const Child& child) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  auto channel = grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(child.port),
+                                           grpc::InsecureChannelCredentials(), arguments);
+  return {name, channel, v1::DecodeAttention::NewStub(channel)};
+}
+
+void Stop(const Child& child) {
+  close(child.stop);
+  int status = 0;
+  waitpid(child.pid, &status, 0);
+  FP8KVD_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+int Main(bool smoke) {
+  // Before this process touches gRPC: a fork after that is not supported.
+  const Child echo = Spawn([](auto until) { ServeEcho(kPollers, until); });
+  const Child daemon = Spawn([](auto until) { ServeDaemon(until); });
+  TuneMalloc();
+  Sizes sizes;
+  if (smoke) sizes = {2, 10, 40, 4, 5, 16};
+  std::printf("{\n  \"cores\": %u,\n  \"pollers\": %d,\n  \"shape\": \"%d/%d heads, d%d\",\n",
+              std::thread::hardware_concurrency(), kPollers, kQHeads, kKvHeads, kHeadDim);
+  {
+    Bench bench(sizes, Connect("echo", echo), Connect("daemon", daemon));
+    bench.UnaryAndBidi(1);
+    bench.UnaryAndBidi(8);
+    bench.Upload();
+    bench.DecodeBesideUpload();
+    bench.Threads(daemon.pid);
+  }
+  Stop(daemon);
+  Stop(echo);
+  return 0;
+}
+
+}  // namespace
+}  // namespace fp8kvd::bench
+
+int main(int argc, char** argv) {
+  return fp8kvd::bench::Main(argc > 1 && std::strcmp(argv[1], "--smoke") == 0);
+}
