@@ -96,7 +96,7 @@ class ServerRig {
 
   ~ServerRig() {
     backend.Open();
-    Stop();
+    Stop(std::chrono::milliseconds(200));
     EXPECT_EQ(engine->staging().slots_used(), 0);
     EXPECT_EQ(server->calls_open(), 0);
     for (const std::string& complaint : backend.complaints()) ADD_FAILURE() << complaint;

@@ -101,7 +101,11 @@ TEST(Server, EveryOtherRpcAnswers) {
   ASSERT_TRUE(rig.stub->ListSequences(context().get(), list, &second).ok());
   ASSERT_EQ(second.sequences_size(), 1);
   EXPECT_NE(second.sequences(0).handle().seq_id(), page.sequences(0).handle().seq_id());
+}
 
+TEST(Server, PlansAndMeasuresWithoutASequence) {
+  ServerRig rig;
+  const auto context = [] { return std::make_unique<grpc::ClientContext>(); };
   v1::PlanPrecisionRequest plan;
   plan.set_model("m");
   plan.set_batch(64);

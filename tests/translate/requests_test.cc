@@ -1,6 +1,5 @@
 #include "server/translate/requests.h"
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -10,7 +9,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include <xxhash.h>
 
 #include "fp8kvd/v1/kv.pb.h"
 #include "server/translate/rows.h"
@@ -23,8 +21,6 @@ using testing::HasSubstr;
 
 constexpr int64_t kQRow = 4 * 64;   // elements of a token's q in both models
 constexpr int64_t kKvRow = 2 * 64;  // of its k and v
-
-uint16_t ToBf16(float value) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16); }
 
 std::string Rows(int64_t elements, uint16_t first = 0x3F80) {
   std::vector<uint16_t> values(elements);
@@ -248,23 +244,6 @@ INSTANTIATE_TEST_SUITE_P(
                     BadRows{"Subnormal", 0x0001, ""}),
     [](const auto& edge) { return edge.param.name; });
 
-TEST(FindBad, FindsTheFirstAtEveryPlaceOfEveryLength) {
-  for (size_t size = 1; size <= 40; ++size) {
-    for (size_t at = 0; at < size; ++at) {
-      std::vector<uint16_t> values(size, 0x4D7F);
-      values[at] = 0x4D80;
-      values[size - 1] = 0xFFFF;
-      const auto bad = FindBad(values);
-      ASSERT_TRUE(bad.has_value());
-      EXPECT_EQ(bad->index, static_cast<int64_t>(at));
-    }
-    EXPECT_FALSE(FindBad(std::vector<uint16_t>(size, 0xCD7F)).has_value());
-  }
-  std::vector<uint16_t> values(5000, ToBf16(1.0F));
-  values[4321] = 0x7F80;
-  EXPECT_EQ(FindBad(values)->index, 4321);
-}
-
 TEST(DecodeMessage, DigestsCoverAnItemsOwnRows) {
   Sent<DecodeMessage> sent(GoodDecode());
   sent.message.Load(sent.slot());
@@ -277,13 +256,6 @@ TEST(DecodeMessage, DigestsCoverAnItemsOwnRows) {
   EXPECT_EQ(beside.message.request().items[1].kv_digest, before);
   EXPECT_NE(beside.message.request().items[0].kv_digest, sent.message.request().items[0].kv_digest);
   EXPECT_NE(beside.message.request().items[2].kv_digest, sent.message.request().items[2].kv_digest);
-}
-
-TEST(RowsDigest, KAndVDoNotStandForEachOther) {
-  const std::vector<uint16_t> a(64, 1);
-  const std::vector<uint16_t> b(64, 2);
-  EXPECT_NE(RowsDigest(a, b), RowsDigest(b, a));
-  EXPECT_EQ(RowsDigest(a, b), XXH3_64bits_withSeed(b.data(), 128, XXH3_64bits(a.data(), 128)));
 }
 
 struct BadMessage {

@@ -1,0 +1,215 @@
+// The built daemon as a process, on the CPU, over a real socket: start, answers, killed clients,
+// drain, exit codes, ports, probes.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "tests/e2e/client.h"
+#include "tests/e2e/daemon_process.h"
+
+namespace fp8kvd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using Stub = v1::DecodeAttention::Stub;
+
+std::vector<v1::Handle> Create(Stub* stub, int count, const std::string& model = "m") {
+  grpc::ClientContext context;
+  v1::CreateSequencesResponse response;
+  const grpc::Status status =
+      stub->CreateSequences(&context, CreateRequest(count, 0, model), &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return {response.handles().begin(), response.handles().end()};
+}
+
+grpc::Status Decode(Stub* stub, const v1::DecodeRequest& request, v1::DecodeResponse* response) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  return stub->Decode(&context, request, response);
+}
+
+uint64_t PagesUsed(Stub* stub) {
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  EXPECT_TRUE(stub->GetServerInfo(&context, {}, &info).ok());
+  uint64_t used = 0;
+  for (const v1::ModelInfo& model : info.models()) {
+    for (const v1::LayerGroupInfo& group : model.groups()) {
+      EXPECT_EQ(group.pages_used() + group.pages_free(), group.pages_total());
+      used += group.pages_used();
+    }
+  }
+  return used;
+}
+
+// The whole answer of one daemon's HTTP port, empty if there is none.
+std::string HttpGet(int port, const std::string& path) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::string answer;
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
+    const std::string request = "GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    if (write(fd, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
+      char bytes[4096];
+      ssize_t got = 0;
+      while ((got = read(fd, bytes, sizeof(bytes))) > 0) answer.append(bytes, got);
+    }
+  }
+  close(fd);
+  return answer;
+}
+
+TEST(Daemon, AnswersInBothPrecisionsAndDrainsWithExitCodeZero) {
+  Daemon daemon;
+  const auto stub = Connect(daemon.address());
+  for (const std::string model : {"m", "m8"}) {
+    const v1::Handle handle = Create(stub.get(), 1, model)[0];
+    grpc::ClientContext context;
+    v1::AppendResponse appended;
+    auto writer = stub->Append(&context, &appended);
+    for (int layer = 0; layer < kLayers;
+         ++layer) {  // 100 tokens of 2.0, so that 100 of 4.0 make 3.0
+      ASSERT_TRUE(writer->Write(ChunkOf(handle, layer, 0, 100, 0x4000, model)));
+      ASSERT_TRUE(writer->Write(ChunkOf(handle, layer, 100, 99, 0x4080, model)));
+    }
+    writer->WritesDone();
+    const grpc::Status status = writer->Finish();
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(appended.committed_size(), 2);
+    v1::DecodeResponse reply;
+    ASSERT_TRUE(Decode(stub.get(), StepOf({handle}, 1, 199, 0x4080, model), &reply).ok());
+    ASSERT_EQ(reply.item_errors_size(), 0) << reply.item_errors(0).error().message();
+    EXPECT_EQ(reply.out(), Repeat(0x4040, kQRowBytes)) << model;  // 3.0 everywhere
+  }
+  EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
+  EXPECT_THAT(daemon.log(), HasSubstr("drained"));
+}
+
+TEST(Daemon, LogsThePrecisionDecisionAndPrintsItsAddress) {
+  Daemon daemon;
+  EXPECT_THAT(daemon.log(), HasSubstr("precision bf16 because"));
+  EXPECT_THAT(daemon.log(), HasSubstr("precision fp8_kv because"));
+  EXPECT_TRUE(WaitUntil([&] {
+    return daemon.log().find("fp8kvd listening on " + daemon.address()) != std::string::npos;
+  }));
+}
+
+class KilledClient : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(KilledClient, GivesItsPagesBackWithinTheTtlAndOthersStayRight) {
+  Daemon daemon;
+  const auto stub = Connect(daemon.address());
+  const v1::Handle mine = Create(stub.get(), 1)[0];
+  v1::DecodeResponse reply;
+  uint64_t pos = 0;
+  const auto step = [&] {  // every V of ours is 2.0, so the answer is, whatever others do
+    ASSERT_TRUE(Decode(stub.get(), StepOf({mine}, 0, pos, 0x4000), &reply).ok());
+    ASSERT_EQ(reply.item_errors_size(), 0) << reply.item_errors(0).error().message();
+    ASSERT_EQ(reply.out(), Repeat(0x4000, kQRowBytes)) << pos;
+    ++pos;
+  };
+  step();
+  const uint64_t own_pages = PagesUsed(stub.get());
+  Process victim(FP8KVD_VICTIM, {daemon.address(), GetParam()}, daemon.folder() / "victim");
+  ASSERT_TRUE(WaitUntil([&] {
+    if (pos < 500) step();
+    return !ReadFile(daemon.folder() / "victim").empty() || victim.HasExited();
+  }));
+  ASSERT_TRUE(WaitUntil([&] { return PagesUsed(stub.get()) > own_pages + 1; }));
+  victim.Kill(SIGKILL);
+  EXPECT_EQ(victim.Wait(), 128 + SIGKILL);
+  const auto killed = std::chrono::steady_clock::now();
+  EXPECT_TRUE(WaitUntil([&] {
+    if (pos < 900) step();
+    return PagesUsed(stub.get()) <= 1 + pos / 64;
+  }));
+  // A lease of 1 s, counted from the last call that the daemon took; generous, for a busy machine.
+  EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(5));
+  step();
+  EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
+}
+
+INSTANTIATE_TEST_SUITE_P(InTheMiddleOf, KilledClient, ::testing::Values("append", "decode"),
+                         [](const auto& mode) { return std::string(mode.param); });
+
+TEST(Daemon, DrainsWithCallsInFlight) {
+  Daemon daemon;
+  const auto stub = Connect(daemon.address());
+  const std::vector<v1::Handle> handles = Create(stub.get(), 4);
+  std::atomic<int> answered{0};
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 4; ++i) {
+    clients.emplace_back([&, i] {
+      for (uint64_t pos = 0; pos < 1000; ++pos) {
+        v1::DecodeResponse reply;
+        const grpc::Status status =
+            Decode(stub.get(), StepOf({handles[i]}, 0, pos, 0x4000), &reply);
+        if (!status.ok()) {
+          EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+          return;
+        }
+        EXPECT_EQ(reply.out(), Repeat(0x4000, kQRowBytes));
+        ++answered;
+      }
+    });
+  }
+  EXPECT_TRUE(WaitUntil([&] { return answered > 20; }));
+  EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
+  for (std::thread& client : clients) client.join();
+}
+
+TEST(Daemon, ASecondOneOnTheSamePortSaysSoAndExits) {
+  Daemon daemon;
+  const TempFolder folder;
+  Process second(FP8KVD_BINARY,
+                 {"--config=" + (daemon.folder() / "config.textproto").string(), "--device=cpu",
+                  "--allow_fp8_kv=true", "--listen_address=" + daemon.address(), "--http_address="},
+                 folder / "log");
+  EXPECT_EQ(second.Wait(), 1);
+  EXPECT_THAT(ReadFile(folder / "log"), HasSubstr("cannot listen on " + daemon.address()));
+}
+
+TEST(Daemon, ServesProbesMetricsAndStatus) {
+  Daemon daemon;
+  const auto stub = Connect(daemon.address());
+  Create(stub.get(), 3);
+  const int port = daemon.http_port();
+  ASSERT_GT(port, 0) << daemon.log();
+  EXPECT_THAT(HttpGet(port, "/livez"), HasSubstr("200 OK"));
+  EXPECT_THAT(HttpGet(port, "/readyz"), HasSubstr("ready"));
+  const std::string metrics = HttpGet(port, "/metrics");
+  EXPECT_THAT(metrics, HasSubstr("fp8kvd_seqs 3"));
+  EXPECT_THAT(metrics, HasSubstr(R"(fp8kvd_calls_total{method="CreateSequences",code="OK"} 1)"));
+  EXPECT_THAT(metrics, HasSubstr(R"(fp8kvd_pages{model="m8",group="0",state="free"})"));
+  EXPECT_THAT(HttpGet(port, "/statusz"), HasSubstr("sequences: 3"));
+  EXPECT_THAT(HttpGet(port, "/other"), HasSubstr("404"));
+}
+
+TEST(CommandLine, HasExitCodes) {
+  const TempFolder folder;
+  const auto run = [&](const std::vector<std::string>& args) {
+    return Process(FP8KVD_BINARY, args, folder / "out").Wait();
+  };
+  EXPECT_EQ(run({"--version"}), 0);
+  EXPECT_THAT(ReadFile(folder / "out"), HasSubstr("fp8kvd "));
+  EXPECT_EQ(run({"--help"}), 0);
+  EXPECT_THAT(ReadFile(folder / "out"), HasSubstr("--listen_address"));
+  EXPECT_EQ(run({"--listn_address=x"}), 2);
+  EXPECT_THAT(ReadFile(folder / "out"), HasSubstr("listen_address"));
+  std::ofstream(folder / "c.textproto")
+      << "models { name: \"m\" layers: 2 q_heads: 4 kv_heads: 2 head_dim: 64 }";
+  EXPECT_EQ(run({"--config=" + (folder / "c.textproto").string(), "--check_config"}), 0);
+}
+
+}  // namespace
+}  // namespace fp8kvd::testing
