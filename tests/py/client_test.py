@@ -452,6 +452,13 @@ class Leases(Case):
         renewed = self.wait_for("RenewSequences", len(self.daemon.called("RenewSequences")) + 2)
         self.assertEqual([handle.seq_id for handle in renewed[-1].handles], [kept.handle.seq_id])
 
+    def test_a_client_closes_while_it_renews(self):
+        self.daemon.ttl_ms = 30
+        self.daemon.hold.clear()
+        self.client.create_sequence()
+        self.wait_for("RenewSequences", 1)
+        self.client.close()
+
     def wait_for(self, method, count):
         for _ in range(2000):
             if len(self.daemon.called(method)) >= count:

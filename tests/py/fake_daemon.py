@@ -30,7 +30,7 @@ class FakeDaemon:
         self.calls, self.metadata, self.faults = [], {}, collections.defaultdict(list)
         self.item_faults = []  # kv.Error: for the first item of the next decodes
         self.reverse = 0  # replies that a stream holds back, to send them in reverse
-        self.hold = threading.Event()  # cleared: calls of decode wait for it
+        self.hold = threading.Event()  # cleared: decodes and renewals wait for it
         self.hold.set()
         self.ttl_ms = 60_000
         self._lock = threading.Lock()
@@ -183,6 +183,7 @@ class FakeDaemon:
                            lambda _, handle: self.rows.pop(handle.seq_id))
 
     def _RenewSequences(self, request, context):
+        self.hold.wait(10)
         return self._named(request, kv.RenewSequencesResponse(), lambda *_: None)
 
     def _info(self, handle):

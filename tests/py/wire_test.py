@@ -18,16 +18,16 @@ def tensor(size):
 
 class Requests(unittest.TestCase):
     def test_decode_requests_are_what_protobuf_reads(self):
-        small = kv.DecodeRequest(request_id=7, model="m", layer=3, positions=[5, 300],
-                                 want_lse=True, sink_logits=[1, 2],
-                                 handles=[kv.Handle(seq_id=1, incarnation=2)])
+        head = kv.DecodeRequest(model="m", layer=3, want_lse=True, sink_logits=[1, 2],
+                                handles=[kv.Handle(seq_id=1, incarnation=2)])
         for size in SIZES:
-            for k in (None, tensor(size)):
-                want = kv.DecodeRequest()
-                want.CopyFrom(small)
+            for k, request_id in ((None, 0), (tensor(size), 7), (tensor(size), 1 << 40)):
+                want = kv.DecodeRequest(request_id=request_id, positions=[5, size, 1 << 33])
+                want.MergeFrom(head)
                 want.q = tensor(size).tobytes()
                 want.k = want.v = b"" if k is None else k.tobytes()
-                raw = _wire.decode_request(small, tensor(size), k, k)
+                raw = _wire.decode_request(head.SerializeToString(), request_id,
+                                           [5, size, 1 << 33], tensor(size), k, k)
                 self.assertEqual(kv.DecodeRequest.FromString(raw), want)
 
     def test_append_requests_are_what_protobuf_reads(self):
@@ -54,9 +54,14 @@ class Replies(unittest.TestCase):
         for size in SIZES:
             message = self.message(size)
             reply = _wire.decode_response(message.SerializeToString())
-            self.assertEqual((bytes(reply.out), bytes(reply.lse)), (message.out, message.lse))
-            reply.small.out, reply.small.lse = message.out, message.lse
+            self.assertEqual((bytes(reply.out), reply.small.out), (message.out, b""))
+            reply.small.out = message.out
             self.assertEqual(reply.small, message)
+
+    def test_a_reply_without_a_result_has_its_error(self):
+        message = kv.DecodeResponse(request_id=5, error=kv.Error(code=3, message="no"))
+        reply = _wire.decode_response(message.SerializeToString())
+        self.assertEqual((len(reply.out), reply.small), (0, message))
 
     def test_fields_of_a_later_version_are_passed_over(self):
         raw = self.message(4).SerializeToString()
@@ -79,9 +84,14 @@ class Replies(unittest.TestCase):
 
     def test_what_lies_aligned_is_not_copied(self):
         raw = bytes(64)
-        self.assertFalse(_wire.array_of(memoryview(raw)[4:], np.float32).flags.owndata)
-        unaligned = _wire.array_of(memoryview(raw)[1:61], np.float32)
+        self.assertFalse(_wire.array_of(memoryview(raw)[4:], np.float32, (15,)).flags.owndata)
+        unaligned = _wire.array_of(memoryview(raw)[1:61], np.float32, (3, 5))
         self.assertTrue(unaligned.flags.aligned and unaligned.flags.owndata)
+
+    def test_a_result_of_another_size_is_refused(self):
+        for size in (12, 20):
+            with self.assertRaises((ValueError, TypeError)):
+                _wire.array_of(memoryview(bytes(size)), np.float32, (2, 2))
 
 
 if __name__ == "__main__":

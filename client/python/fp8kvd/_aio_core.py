@@ -53,7 +53,6 @@ class Core:
         retry = _options.Retry(self.options, timeout_s or self.options.timeout_s)
         invoke = self._unary[call.name]
         while True:
-            error: errors.Error | None
             try:
                 self._check_open(call.name)
                 raw = await self._await(invoke(call.request, timeout=retry.left_s(),
@@ -62,9 +61,9 @@ class Core:
                 error = raised
             else:
                 result, item_errors = call.read(raw)
-                error = call.failure(self.options.target, result, item_errors)
-                if error is None:
+                if not item_errors:
                     return result
+                error = call.failure(self.options.target, result, item_errors)
             delay = retry.next_s(error)
             if delay is None or self.closed:
                 raise await self.explained(error, call) from None
@@ -153,7 +152,7 @@ class Core:
             self._leases.drop(handle)
 
     async def _renew_loop(self) -> None:
-        while True:
+        while not self.closed:  # a cancelled renewal ends as its call, not as this task
             self._changed.clear()
             due, now = self._leases.next_due(), time.monotonic()
             if due is None or due > now:

@@ -139,7 +139,8 @@ class DecodeStream:
         error = _calls.stream_failure(reply, target)
         if error is None:
             result, item_errors = _calls.read_decode(reply, unanswered.args)
-            error = unanswered.call.failure(target, result, item_errors)
+            if item_errors:
+                error = unanswered.call.failure(target, result, item_errors)
         if error is not None:
             self._fail(unanswered, await self._core.explained(error, unanswered.call))
             return

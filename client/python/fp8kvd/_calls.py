@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from fp8kvd import _tensors, _wire, errors
-from fp8kvd._tensors import Tensor
+from fp8kvd._tensors import Rows, Tensor
 from fp8kvd.types import (DecodeReply, Handle, ItemError, LayerGroup, Limits, ModelInfo, OutType,
-                          SequenceInfo, ServerInfo, Timings)
+                          SequenceInfo, ServerInfo)
 from fp8kvd.v1 import kv_pb2
 
 SERVICE = "/fp8kvd.v1.DecodeAttention/"
@@ -26,7 +27,7 @@ _CODES = ("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED",
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Call(Generic[T]):
     """name: of the rpc. read: from the reply's bytes to the result and its failed items."""
 
@@ -36,10 +37,8 @@ class Call(Generic[T]):
     handles: Sequence[Handle] = ()
 
     def failure(self, target: str, result: T, item_errors: Sequence[ItemError]
-                ) -> errors.Error | None:
+                ) -> errors.Error:
         """What failed items come to: of a single item its own error, of a batch a BatchError."""
-        if not item_errors:
-            return None
         if len(self.handles) == 1:
             item = item_errors[0]
             return errors.from_code(item.code, self.name, target, item.message,
@@ -125,19 +124,20 @@ def list_page(model: str, page_token: str) -> Call[tuple[list[SequenceInfo], str
     return Call("ListSequences", request.SerializeToString(), read)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class DecodeArgs:
     """One layer of one step for a batch; Client.decode says what each is."""
 
     layer: int
     handles: Sequence[Handle]
     positions: Sequence[int]
-    q: Tensor
-    k: Tensor | None = None
-    v: Tensor | None = None
-    q_lens: Sequence[int] | None = None
+    q: Tensor  # as the caller gave it
+    q_rows: Rows
+    k_rows: Rows | None
+    v_rows: Rows | None
+    q_lens: Sequence[int] = ()
     model: str = ""
-    sink_logits: Sequence[float] | None = None
+    sink_logits: Sequence[float] = ()
     omit_sinks: bool = False
     want_lse: bool = False
     out_type: OutType | None = None
@@ -146,26 +146,17 @@ class DecodeArgs:
     @property
     def fp32(self) -> bool:
         """The type of the result."""
-        return self.out_type == "fp32" or (self.out_type is None and not _tensors.is_bf16(self.q))
+        return not self.q_rows.bf16 if self.out_type is None else self.out_type == "fp32"
 
 
 def decode(args: DecodeArgs, request_id: int = 0, timeout_s: float = 0) -> Call[DecodeReply]:
     """request_id and timeout_s are for a stream."""
-    q = _tensors.bf16_bits(args.q)
-    if (args.k is None) != (args.v is None):
-        raise ValueError("k and v must both be given, or neither to attend only")
-    shape = _tensors.shape_of(args.q)
-    if len(shape) < 2:
-        raise ValueError(f"q is {list(shape)}: give [n, q_heads, head_dim]")
-    small = kv_pb2.DecodeRequest(
-        request_id=request_id, model=args.model, layer=args.layer,
-        handles=map(_to_pb, args.handles), positions=args.positions, q_lens=args.q_lens or (),
-        sink_logits=() if args.sink_logits is None else args.sink_logits,
-        omit_sinks=args.omit_sinks, want_lse=args.want_lse,
-        out_type=kv_pb2.OUT_TYPE_FP32 if args.fp32 else kv_pb2.OUT_TYPE_BF16,
-        timeout_ms=_milliseconds(timeout_s))
-    request = _wire.decode_request(small, q, *(None if x is None else _tensors.bf16_bits(x)
-                                               for x in (args.k, args.v)))
+    head = _decode_head(args.model, args.layer, tuple(args.handles), tuple(args.q_lens),
+                        tuple(args.sink_logits), args.omit_sinks, args.want_lse, args.fp32,
+                        _milliseconds(timeout_s))
+    request = _wire.decode_request(head, request_id, args.positions, args.q_rows.bits,
+                                   args.k_rows and args.k_rows.bits,
+                                   args.v_rows and args.v_rows.bits)
 
     def read(raw: bytes) -> tuple[DecodeReply, Sequence[ItemError]]:
         return read_decode(_wire.decode_response(raw), args)
@@ -173,26 +164,35 @@ def decode(args: DecodeArgs, request_id: int = 0, timeout_s: float = 0) -> Call[
     return Call("Decode", request, read, args.handles)
 
 
+@functools.lru_cache(maxsize=4096)
+def _decode_head(model: str, layer: int, handles: tuple[Handle, ...], q_lens: tuple[int, ...],
+                 sink_logits: tuple[float, ...], omit_sinks: bool, want_lse: bool, fp32: bool,
+                 timeout_ms: int) -> bytes:
+    """The fields of a DecodeRequest that are the same from step to step."""
+    return kv_pb2.DecodeRequest(
+        model=model, layer=layer, handles=map(_to_pb, handles), q_lens=q_lens,
+        sink_logits=sink_logits, omit_sinks=omit_sinks, want_lse=want_lse,
+        out_type=kv_pb2.OUT_TYPE_FP32 if fp32 else kv_pb2.OUT_TYPE_BF16,
+        timeout_ms=timeout_ms).SerializeToString()
+
+
 def read_decode(reply: _wire.Reply, args: DecodeArgs) -> tuple[DecodeReply, Sequence[ItemError]]:
     """The result as tensors of the kind of q."""
-    shape, fp32 = _tensors.shape_of(args.q), args.fp32
-    array = _wire.array_of(reply.out, np.float32 if fp32 else np.uint16).reshape(shape)
+    shape, fp32 = args.q_rows.shape, args.fp32
     out: Tensor
     if args.out is not None:
-        _fill(args.out, array)
         out = args.out
+        _fill(out, _wire.array_of(reply.out, np.float32 if fp32 else np.uint16, shape))
     elif fp32:
-        out = _tensors.like(args.q, array)
+        out = _tensors.like(args.q, _wire.array_of(reply.out, np.float32, shape))
     else:
-        out = _tensors.bf16_like(args.q, array)
-    lse = None
+        dtype = _tensors.bf16_dtype_like(args.q)
+        out = _tensors.bf16_like(args.q, _wire.array_of(reply.out, dtype, shape))
+    small, lse = reply.small, None
     if args.want_lse:
-        array = _wire.array_of(reply.lse, np.float32).reshape(shape[:-1])
-        lse = _tensors.like(args.q, array)
-    timings = reply.small.timings
-    item_errors = _item_errors(reply.small.item_errors)
-    return DecodeReply(out, lse, item_errors, Timings(
-        timings.queue_us, timings.kernel_us, timings.batch_items)), item_errors
+        lse = _tensors.like(args.q, _wire.array_of(small.lse, np.float32, shape[:-1]))
+    item_errors = _item_errors(small.item_errors) if small.item_errors else ()
+    return DecodeReply(out, lse, item_errors, small.timings), item_errors
 
 
 def stream_failure(reply: _wire.Reply, target: str) -> errors.Error | None:
@@ -220,6 +220,7 @@ def _naming(name: str, request: Any, response: Any, handles: Sequence[Handle]) -
     return Call(name, request.SerializeToString(), read, handles)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _to_pb(handle: Handle) -> kv_pb2.Handle:
     return kv_pb2.Handle(seq_id=handle[0], generation=handle[1], incarnation=handle[2],
                          home=handle[3])

@@ -59,22 +59,23 @@ class Core:
 
     def run(self, call: _calls.Call[T], timeout_s: float | None = None) -> T:
         """Makes a call, again where a retry helps, and raises what failed."""
-        retry = _options.Retry(self.options, timeout_s or self.options.timeout_s)
+        left_s = timeout_s or self.options.timeout_s
+        retry = _options.Retry(self.options, left_s)
         invoke = self._unary[call.name]
         while True:
-            error: errors.Error | None
             try:
-                raw = invoke(call.request, timeout=retry.left_s(), metadata=self._metadata)
+                raw = invoke(call.request, timeout=left_s, metadata=self._metadata)
             except (grpc.RpcError, ValueError) as raised:
                 error = self._error_of(raised, call.name)
             else:
                 result, item_errors = call.read(raw)
-                error = call.failure(self.options.target, result, item_errors)
-                if error is None:
+                if not item_errors:
                     return result
+                error = call.failure(self.options.target, result, item_errors)
             delay = retry.next_s(error)
             if delay is None or not self.wait(delay):
                 raise self.explained(error, call) from None
+            left_s = retry.left_s()
 
     def explained(self, error: errors.Error, call: _calls.Call[Any]) -> errors.Error:
         """SequencesLost instead of NotFound when the handles are of an earlier run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TypedDict, TypeVar
+from typing import TypedDict
 
 import numpy as np
 
@@ -62,7 +62,6 @@ class SequenceState:
 
 
 AnySequence = SequenceState | Handle
-S = TypeVar("S", bound=SequenceState)
 
 
 def handle_of(sequence: AnySequence) -> Handle:
@@ -73,37 +72,44 @@ def handles_of(sequences: Sequence[AnySequence]) -> list[Handle]:
     return [handle_of(sequence) for sequence in sequences]
 
 
-def tokens_of(q: Tensor) -> int:
-    """q [n, q_heads, head_dim], or [q_heads, head_dim] of one token."""
-    shape = _tensors.shape_of(q)
-    return shape[0] if len(shape) == 3 else 1
-
-
 def decode_args(sequences: Sequence[AnySequence], q: Tensor, k: Tensor | None, v: Tensor | None,
                 layer: int, positions: Sequence[int] | None, options: DecodeOptions
                 ) -> _calls.DecodeArgs:
     """Fills in what the sequences know: positions and model."""
-    q_lens = options.get("q_lens") or [1] * len(sequences)
-    if len(q_lens) != len(sequences) or sum(q_lens) != tokens_of(q):
-        raise ValueError(f"q is {list(_tensors.shape_of(q))} for {len(sequences)} sequences "
-                         f"with q_lens {list(q_lens)}: its first axis must be their sum")
+    q_rows = _tensors.rows_of(q)
+    shape, q_lens = q_rows.shape, options.get("q_lens") or ()
+    n = shape[0] if len(shape) == 3 else 1
+    if len(shape) not in (2, 3) or (sum(q_lens) if q_lens else len(sequences)) != n:
+        raise ValueError(f"q is {list(shape)} for {len(sequences)} sequences with q_lens "
+                         f"{list(q_lens) or 'all 1'}: give [sum of q_lens, q_heads, head_dim]")
+    if (k is None) != (v is None):
+        raise ValueError("k and v must both be given, or neither to attend only")
     if positions is None:
-        bare = next((s for s in sequences if not isinstance(s, SequenceState)), None)
-        if bare is not None:
-            raise ValueError(f"positions are needed, for the length of {bare} is not known here")
-        ahead = [0] * len(sequences) if k is not None else q_lens
-        positions = [s.seq_len(layer) - n for s, n in zip(sequences, ahead)
-                     if isinstance(s, SequenceState)]
+        before = [0] * len(sequences) if k is not None else q_lens or [1] * len(sequences)
+        positions = _positions(sequences, layer, before)
     if "model" not in options:
         first = sequences[0] if sequences else None
-        options = {**options, "model": first.model if isinstance(first, SequenceState) else ""}
-    return _calls.DecodeArgs(layer, handles_of(sequences), positions, q, k, v, **options)
+        options["model"] = first.model if isinstance(first, SequenceState) else ""
+    return _calls.DecodeArgs(
+        layer, handles_of(sequences), positions, q, q_rows,
+        None if k is None else _tensors.rows_of(k), None if v is None else _tensors.rows_of(v),
+        **options)
+
+
+def _positions(sequences: Sequence[AnySequence], layer: int, before: Sequence[int]) -> list[int]:
+    """So many tokens before the end of each."""
+    positions = []
+    for sequence, n in zip(sequences, before):
+        if not isinstance(sequence, SequenceState):
+            raise ValueError(f"positions are needed: the length of {sequence} is not known here")
+        positions.append(sequence.seq_len(layer) - n)
+    return positions
 
 
 def commit(sequences: Sequence[AnySequence], args: _calls.DecodeArgs,
            item_errors: Sequence[ItemError] = ()) -> None:
     """The items that did not fail have their tokens now; the others stand where they stood."""
-    if args.k is None:
+    if args.k_rows is None:
         return
     failed = {item.index for item in item_errors}
     q_lens = args.q_lens or [1] * len(sequences)
@@ -119,7 +125,7 @@ def step_back(sequences: Sequence[AnySequence], args: _calls.DecodeArgs, error: 
     failed: Sequence[int] = range(len(sequences))
     if isinstance(error, errors.BatchError):
         failed = [item.index for item in error.item_errors]
-    for index in failed if args.k is not None else ():
+    for index in failed if args.k_rows is not None else ():
         sequence = sequences[index]
         if isinstance(sequence, SequenceState):
             seq_len = min(sequence.seq_len(args.layer), args.positions[index])

@@ -6,9 +6,9 @@ torch and ml_dtypes are never imported here unless the caller's own tensors came
 from __future__ import annotations
 
 import ctypes
-import enum
+import functools
 import sys
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,40 +20,27 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Array: TypeAlias = npt.NDArray[Any]
 
 
-class Kind(enum.Enum):
-    """What the caller's tensor was, so that results come back alike."""
-
-    BITS = "uint16"  # of numpy: bf16 as its bits
-    BFLOAT16 = "ml_dtypes.bfloat16"
-    FLOAT = "float"  # of numpy
-    TORCH = "torch"
-    DLPACK_BF16 = "dlpack bf16"
-    DLPACK_FLOAT = "dlpack float"
+_UINT16, _INT16 = np.dtype(np.uint16), np.dtype(np.int16)
+_FLOATS = tuple(np.dtype(name) for name in ("float16", "float32", "float64"))
 
 
 def _torch_of(x: Tensor) -> Any:
     """The torch module if x is one of its tensors, else None."""
+    if isinstance(x, np.ndarray):
+        return None
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(x, torch.Tensor) else None
 
 
-def kind_of(x: Tensor) -> Kind:
-    """Which Kind x is. TypeError when it is no tensor, or of a type that is no bf16 or float."""
-    if isinstance(x, np.ndarray):
-        if x.dtype == np.uint16:
-            return Kind.BITS
-        if x.dtype.name == "bfloat16":
-            return Kind.BFLOAT16
-        if x.dtype in (np.float16, np.float32, np.float64):
-            return Kind.FLOAT
-        raise TypeError(f"an array of {x.dtype}: give bf16 (ml_dtypes.bfloat16, or its bits as "
-                        "uint16), float16, float32 or float64")
-    if _torch_of(x) is not None:
-        return Kind.TORCH
-    if hasattr(x, "__dlpack__"):
-        return Kind.DLPACK_BF16 if _from_dlpack(x).dtype == np.uint16 else Kind.DLPACK_FLOAT
-    raise TypeError(f"{type(x).__name__} is no tensor: give a numpy array, a torch tensor, or "
-                    "anything with __dlpack__")
+@functools.lru_cache(maxsize=64)
+def _holds_bf16(dtype: np.dtype[Any]) -> bool:
+    """False for floats; TypeError for what is neither. Cached: numpy takes its time to say."""
+    if dtype == _UINT16 or dtype.name == "bfloat16":
+        return True
+    if dtype in _FLOATS:
+        return False
+    raise TypeError(f"an array of {dtype}: give bf16 (ml_dtypes.bfloat16, or its bits as uint16), "
+                    "float16, float32 or float64")
 
 
 def shape_of(x: Tensor) -> tuple[int, ...]:
@@ -72,32 +59,36 @@ def to_numpy(x: Tensor) -> Array:
             return np.asarray(x.view(torch.int16).numpy()).view(np.uint16)
         x = np.asarray(x.numpy())
     elif not isinstance(x, np.ndarray):
-        x = _from_dlpack(x) if hasattr(x, "__dlpack__") else x
-    kind_of(x)  # refuses what is neither
+        x = _from_dlpack(x)
     array: Array = x
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+    return array.view(np.uint16) if _holds_bf16(array.dtype) else array
+
+
+class Rows(NamedTuple):
+    """A tensor as it travels, and what of it the result must be like."""
+
+    bits: Bits  # contiguous
+    shape: tuple[int, ...]
+    bf16: bool  # and not floats that were rounded
+
+
+def rows_of(x: Tensor) -> Rows:
+    """bf16 is not converted; floats are rounded to nearest even."""
+    array = to_numpy(x)
+    bf16 = array.dtype == _UINT16
+    bits = array if bf16 else round_to_bf16(np.asarray(array, np.float32))
+    return Rows(np.ascontiguousarray(bits), array.shape, bf16)
 
 
 def bf16_bits(x: Tensor) -> Bits:
-    """x as contiguous bf16 bits. bf16 is not converted; floats are rounded to nearest even."""
-    array = to_numpy(x)
-    if array.dtype != np.uint16:
-        array = round_to_bf16(np.asarray(array, np.float32))
-    return np.ascontiguousarray(array)
-
-
-def is_bf16(x: Tensor) -> bool:
-    """Whether x holds bf16 and not floats."""
-    torch = _torch_of(x)
-    if torch is not None:
-        return bool(x.dtype == torch.bfloat16)
-    return kind_of(x) in (Kind.BITS, Kind.BFLOAT16, Kind.DLPACK_BF16)
+    """x as contiguous bf16 bits; as in rows_of."""
+    return rows_of(x).bits
 
 
 def float32_values(x: Tensor) -> Floats:
     """x as fp32 values; exact for bf16 and float16."""
     array = to_numpy(x)
-    return bf16_values(array) if array.dtype == np.uint16 else np.asarray(array, np.float32)
+    return bf16_values(array) if array.dtype == _UINT16 else np.asarray(array, np.float32)
 
 
 def bf16_values(bits: Bits) -> Floats:
@@ -124,14 +115,17 @@ def like(x: Tensor, array: Array) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(x.device)
 
 
-def bf16_like(x: Tensor, bits: Bits) -> Tensor:
-    """bf16 bits in the form of x: torch.bfloat16, ml_dtypes.bfloat16, or the bits as uint16."""
+def bf16_dtype_like(x: Tensor) -> np.dtype[Any]:
+    """What bf16_like wants its bits as: of numpy x's own bf16, for torch int16."""
+    if isinstance(x, np.ndarray):
+        return x.dtype if _holds_bf16(x.dtype) else _UINT16
+    return _UINT16 if _torch_of(x) is None else _INT16
+
+
+def bf16_like(x: Tensor, bits: Array) -> Tensor:
+    """bf16 in the form of x: torch.bfloat16, ml_dtypes.bfloat16, or the bits as uint16."""
     torch = _torch_of(x)
-    if torch is not None:
-        return like(x, bits.view(np.int16)).view(torch.bfloat16)
-    if isinstance(x, np.ndarray) and x.dtype.name == "bfloat16":
-        return bits.view(x.dtype)
-    return bits
+    return bits if torch is None else like(x, bits).view(torch.bfloat16)
 
 
 class _DLTensor(ctypes.Structure):
@@ -151,6 +145,9 @@ _DTYPES = {(4, 16): np.uint16, (1, 16): np.uint16, (2, 16): np.float16, (2, 32):
 
 def _from_dlpack(x: Tensor) -> Array:
     """A view of a tensor that exports DLPack; numpy's own from_dlpack knows no bf16."""
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(f"{type(x).__name__} is no tensor: give a numpy array, a torch tensor, or "
+                        "anything with __dlpack__")
     device_type = x.__dlpack_device__()[0]
     if device_type not in _HOST_DEVICES:
         raise TypeError(f"{type(x).__name__} is on a device (DLPack device type "

@@ -1,11 +1,12 @@
 """Messages that carry tensors: their bytes are joined and sliced here, not copied into protobuf.
 
 Fields of a message may come in any order, so the small ones are protobuf's work and the tensors
-are put behind them; in a reply the tensors are cut out and protobuf reads the rest.
+are put behind them; out of a reply the result is cut and protobuf reads the rest.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,10 +21,12 @@ _DECODE_Q, _DECODE_K, _DECODE_V = (
     kv_pb2.DecodeRequest.DESCRIPTOR.fields_by_name[name].number for name in "qkv")
 _APPEND_K, _APPEND_V = (
     kv_pb2.AppendRequest.DESCRIPTOR.fields_by_name[name].number for name in "kv")
-_OUT, _LSE = (kv_pb2.DecodeResponse.DESCRIPTOR.fields_by_name[name].number
-              for name in ("out", "lse"))
+_POSITIONS = kv_pb2.DecodeRequest.DESCRIPTOR.fields_by_name["positions"].number
+_OUT_TAG = (kv_pb2.DecodeResponse.DESCRIPTOR.fields_by_name["out"].number << 3
+            | _LENGTH_DELIMITED)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def varint(number: int) -> bytes:
     """The wire's variable-length integer.
 
@@ -38,14 +41,22 @@ def varint(number: int) -> bytes:
     return bytes(out)
 
 
+_REQUEST_ID_TAG = varint(
+    kv_pb2.DecodeRequest.DESCRIPTOR.fields_by_name["request_id"].number << 3)
+
+
+@functools.lru_cache(maxsize=1024)
 def _field_head(field: int, size: int) -> bytes:
     return varint(field << 3 | _LENGTH_DELIMITED) + varint(size)
 
 
-def decode_request(small: kv_pb2.DecodeRequest, q: Array, k: Array | None,
-                   v: Array | None) -> bytes:
-    """The message with its tensors, contiguous arrays of any shape, copied once."""
-    pieces: list[bytes | memoryview] = [small.SerializeToString()]
+def decode_request(head: bytes, request_id: int, positions: Sequence[int], q: Array,
+                   k: Array | None, v: Array | None) -> bytes:
+    """The message: head has its other fields, tensors are contiguous arrays, copied once."""
+    packed = b"".join([varint(position) for position in positions])
+    pieces: list[bytes | memoryview] = [head, _field_head(_POSITIONS, len(packed)), packed]
+    if request_id:
+        pieces += (_REQUEST_ID_TAG, varint(request_id))
     for field, x in ((_DECODE_Q, q), (_DECODE_K, k), (_DECODE_V, v)):
         if x is not None and x.nbytes:
             pieces += (_field_head(field, x.nbytes), x.data)
@@ -63,32 +74,33 @@ def append_request(small: kv_pb2.AppendRequest, k: Sequence[Array], v: Sequence[
 
 
 class Reply(NamedTuple):
-    """A DecodeResponse: its tensors where they lie, and the rest without them."""
+    """A DecodeResponse: its result where it lies, and the rest without it."""
 
     out: memoryview
-    lse: memoryview
     small: kv_pb2.DecodeResponse
 
 
 def decode_response(raw: bytes) -> Reply:
-    """Cuts a reply up. ValueError when it is no message."""
-    view, tensors, rest, at = memoryview(raw), {_OUT: raw[:0], _LSE: raw[:0]}, bytearray(), 0
-    found: dict[int, memoryview] = {field: memoryview(empty) for field, empty in tensors.items()}
+    """Cuts out of a reply. ValueError or protobuf's DecodeError when it is no message."""
+    at = 0
     while at < len(raw):
         tag, begin = _read_varint(raw, at)
-        end = _field_end(raw, tag & 7, begin)
-        if tag >> 3 in found and tag & 7 == _LENGTH_DELIMITED:
+        if tag == _OUT_TAG:
             size, begin = _read_varint(raw, begin)
-            found[tag >> 3] = view[begin:end]
-        else:
-            rest += view[at:end]
-        at = end
-    return Reply(found[_OUT], found[_LSE], kv_pb2.DecodeResponse.FromString(bytes(rest)))
+            end = begin + size
+            if end > len(raw):
+                raise ValueError("the reply is cut short")
+            small = kv_pb2.DecodeResponse.FromString(raw[:at] + raw[end:])
+            return Reply(memoryview(raw)[begin:end], small)
+        at = _field_end(raw, tag & 7, begin)
+    return Reply(memoryview(b""), kv_pb2.DecodeResponse.FromString(raw))
 
 
-def array_of(view: memoryview, dtype: npt.DTypeLike) -> Array:
+def array_of(view: memoryview | bytes, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Array:
     """The bytes as numbers: in place, read-only; copied where they lie unaligned."""
-    array: Array = np.frombuffer(view, dtype)
+    array: Array = np.ndarray(shape, dtype, view)
+    if array.nbytes != len(view):
+        raise ValueError(f"the reply holds {len(view)} bytes for {array.dtype} {list(shape)}")
     return array if array.flags.aligned else array.copy()
 
 
@@ -112,6 +124,4 @@ def _field_end(raw: bytes, wire_type: int, at: int) -> int:
         end = begin + size
     else:
         end = at + {1: 8, 5: 4}.get(wire_type, len(raw) + 1)
-    if end > len(raw):
-        raise ValueError("the reply is cut short")
     return end

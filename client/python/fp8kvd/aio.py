@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
-from fp8kvd import _calls, _options, _sequences, errors
+from fp8kvd import _calls, _options, _sequences, _tensors, errors
 from fp8kvd._aio_core import Core
 from fp8kvd._aio_stream import DecodeStream
 from fp8kvd._options import Options, Tls
@@ -47,7 +47,9 @@ class Sequence(SequenceState):
                      layer: int, pos: int | None = None, timeout_s: float | None = None,
                      **options: Unpack[DecodeOptions]) -> DecodeReply:
         """fp8kvd.Sequence.decode."""
-        options.setdefault("q_lens", [_sequences.tokens_of(q)])
+        shape = _tensors.shape_of(q)
+        if len(shape) == 3 and shape[0] != 1:
+            options.setdefault("q_lens", (shape[0],))
         return await self._client.decode([self], q, k, v, layer=layer, timeout_s=timeout_s,
                                          positions=None if pos is None else [pos], **options)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
-from fp8kvd import _calls, _options, _sequences, errors
+from fp8kvd import _calls, _options, _sequences, _tensors, errors
 from fp8kvd._core import Core
 from fp8kvd._options import Options, Tls
 from fp8kvd._sequences import AnySequence, DecodeOptions, SequenceState, handles_of
@@ -59,7 +59,9 @@ class Sequence(SequenceState):
         q [q_len, q_heads, head_dim] (or [q_heads, head_dim]: one token); k, v [q_len, kv_heads,
         head_dim]. A failed item raises its own error, for instance InvalidArgument.
         """
-        options.setdefault("q_lens", [_sequences.tokens_of(q)])
+        shape = _tensors.shape_of(q)
+        if len(shape) == 3 and shape[0] != 1:
+            options.setdefault("q_lens", (shape[0],))
         return self._client.decode([self], q, k, v, layer=layer, timeout_s=timeout_s,
                                    positions=None if pos is None else [pos], **options)
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 from fp8kvd._tensors import Tensor
+from fp8kvd.v1 import kv_pb2
 
 OutType = Literal["bf16", "fp32"]
 
@@ -107,8 +108,7 @@ class ItemError:
     retry_after_s: float  # 0: no advice
 
 
-@dataclasses.dataclass(frozen=True)
-class Timings:
+class Timings(NamedTuple):
     """Where the time of a decode went inside the daemon."""
 
     queue_us: int  # from arrival until the launch that served it
@@ -116,11 +116,20 @@ class Timings:
     batch_items: int  # items in that launch, of all requests
 
 
-@dataclasses.dataclass(frozen=True)
 class DecodeReply:
     """Result of a decode: tensors of the kind that q was (see Client.decode)."""
 
-    out: Tensor  # shape of q; rows of failed items are zero
-    lse: Tensor | None  # float32, shape of q without its last axis, if asked for
-    item_errors: tuple[ItemError, ...]
-    timings: Timings
+    __slots__ = ("_timings", "item_errors", "lse", "out")
+
+    def __init__(self, out: Tensor, lse: Tensor | None, item_errors: tuple[ItemError, ...],
+                 timings: kv_pb2.StepTimings) -> None:
+        self.out = out  # shape of q; rows of failed items are zero
+        self.lse = lse  # float32, shape of q without its last axis, if asked for
+        self.item_errors = item_errors
+        self._timings = timings
+
+    @property
+    def timings(self) -> Timings:
+        """Where the time went inside the daemon."""
+        timings = self._timings
+        return Timings(timings.queue_us, timings.kernel_us, timings.batch_items)
