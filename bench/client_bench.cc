@@ -1,4 +1,4 @@
-// What one decode call costs a C++ client: the floor of bench/client_overhead.py, which starts it.
+// What one decode call costs a C++ client: the floor of bench/py_overhead.py, which starts it.
 //   client_bench TARGET MODEL CALLS     attend only, one sequence of 64 tokens, one call at a time
 // Prints the microseconds of each call, one a line.
 #include <chrono>

@@ -1,7 +1,7 @@
 """What a decode call costs through the Python client beyond the C++ client, and through bare
 grpcio; all against one daemon that this starts, in turns, so that all meet the same machine.
 
-    python3 bench/client_overhead.py [--rounds=N] [--calls=N]
+    python3 bench/py_overhead.py [--rounds=N] [--calls=N]
 
 One sequence of 64 tokens, attend only, one call at a time. Needs fp8kvd and client_bench built in
 FP8KVD_BIN_DIR (default build/release/bin) and the packages of tests/requirements.txt.
