@@ -19,6 +19,9 @@ using std::chrono::milliseconds;
 // A destructor may not hold its thread long; the lease frees what this does not.
 constexpr int64_t kFreeInDestructorMs = 1'000;
 constexpr uint32_t kListPageSize = 256;
+// Tokens of one layer before the next layer's turn: layers of a windowed group may run apart by
+// their window and a slack, which is 128 unless configured otherwise.
+constexpr uint64_t kTokensApartMax = 128;
 
 template <typename Request>
 Request Naming(absl::Span<const Handle> handles) {
@@ -91,6 +94,13 @@ class AppendProgress {
   const AppendArgs& args_;
   std::vector<uint64_t> next_;
 };
+
+uint64_t ChunkTokens(const AppendArgs& args, int64_t chunk_bytes) {
+  const uint64_t rows = uint64_t{args.layers_count} * args.n;
+  const uint64_t token_bytes = rows == 0 ? 1 : args.k.size() / rows * 2 * sizeof(uint16_t);
+  const uint64_t tokens = std::max<uint64_t>(1, static_cast<uint64_t>(chunk_bytes) / token_bytes);
+  return args.layers_count == 1 ? tokens : std::min(tokens, kTokensApartMax);
+}
 
 absl::Status CheckAppend(const AppendArgs& args) {
   const uint64_t rows = uint64_t{args.layers_count} * args.n;
@@ -215,10 +225,7 @@ absl::StatusOr<std::vector<Sequence>> Client::ForkSequences(const Handle& parent
 
 absl::Status Client::Append(const AppendArgs& args) {
   if (absl::Status status = CheckAppend(args); !status.ok()) return status;
-  const uint64_t rows = uint64_t{args.layers_count} * args.n;
-  const uint64_t token_bytes = rows == 0 ? 1 : args.k.size() / rows * 2 * sizeof(uint16_t);
-  const uint64_t chunk_tokens = std::max<uint64_t>(
-      1, static_cast<uint64_t>(core_->options().append_chunk_bytes) / token_bytes);
+  const uint64_t chunk_tokens = ChunkTokens(args, core_->options().append_chunk_bytes);
   const Clock::time_point deadline =
       Clock::now() + milliseconds(core_->options().append_timeout_ms);
   Retry retry(core_->options(), deadline);

@@ -195,6 +195,15 @@ TEST_F(Appends, AllLayersOfAChunkGoBeforeTheNextChunk) {
   EXPECT_EQ(server_.k()[2], Bytes(k, 6 * kRow, 6 * kRow));
 }
 
+TEST_F(Appends, LayersDoNotRunFurtherApartThanAnyWindowAllows) {
+  auto client = Client::Connect({.target = server_.target()}).value();  // a MiB holds it all
+  const std::vector<uint16_t> k = Ramp(2 * 300 * kRow);
+  ASSERT_TRUE(client->Append({.layers_count = 2, .n = 300, .k = k, .v = k}).ok());
+  std::vector<uint64_t> tokens;
+  for (const auto& chunk : server_.chunks()) tokens.push_back(chunk.n());
+  EXPECT_THAT(tokens, ElementsAre(128, 128, 128, 128, 44, 44));
+}
+
 TEST_F(Appends, ABrokenStreamGoesOnFromTheCommittedLength) {
   const std::vector<uint16_t> k = Ramp(20 * kRow);
   for (uint64_t at = 0; at < 20; ++at) {
