@@ -57,7 +57,6 @@ using VF = hn::Vec<DF>;
 constexpr int32_t kLanes = static_cast<int32_t>(hn::MaxLanes(DF()));
 static_assert(kTile % kLanes == 0, "a tile is whole vectors");
 
-constexpr float kCodeUnit = 256.0F;
 constexpr float kLog2E = 1.44269504088896341F;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 

@@ -197,7 +197,7 @@ class Launch {
   // Sinks, division, output.
   void Finish(const UnitPart& part, const Partial& total) const {
     const DecodeRow& row = params_.rows[part.row];
-    const float unit = params_.precision == Precision::kFp8Kv ? 256.0F : 1.0F;
+    const float unit = params_.precision == Precision::kFp8Kv ? kCodeUnit : 1.0F;
     const int64_t q_heads = int64_t{row.kv_heads} * params_.group;
     for (int32_t c = 0; c < Columns(part); ++c) {
       const int64_t q_head = int64_t{part.kv_head} * params_.group + c % params_.group;

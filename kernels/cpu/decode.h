@@ -24,6 +24,9 @@ inline constexpr int32_t kScoreStride = kPageTokens + kTile;
 // Scores are kept in units of ln 2 inside a launch, so that each exponential is a power of two.
 inline constexpr float kLn2 = 0.693147180559945309F;
 
+// Codes are widened to their value times 2^-8 (decode-inl.h says why).
+inline constexpr float kCodeUnit = 256.0F;
+
 // The partial result of some keys for all columns (query tokens x heads of one KV head) of one row.
 struct Partial {
   float* max;  // [columns] largest score in units of ln 2, -inf: no key
