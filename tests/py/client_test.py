@@ -128,12 +128,14 @@ class Decode(Case):
             self.assertEqual((reply.out.dtype, reply.lse.dtype), ("bfloat16", "float32"))
             np.testing.assert_array_equal(reply.out.view(torch.int16).numpy(), q.view(np.int16))
 
-    def test_dlpack_goes_in(self):
+    def test_dlpack_goes_in_and_out(self):
         seq, q = self.client.create_sequence(), rows(1, 2, 4)
         packed = fake_tensors.DLPack(q.view(np.uint16), 4)
         seq.append(packed, packed)
         np.testing.assert_array_equal(self.kept(seq)[0, 0], q[0])
-        np.testing.assert_array_equal(seq.decode(packed, layer=0).out, q.view(np.uint16))
+        out = seq.decode(packed, layer=0).out
+        self.assertTrue(hasattr(out, "__dlpack__"))
+        np.testing.assert_array_equal(out.bits, q.view(np.uint16))
 
     def test_a_given_array_is_filled(self):
         seq, q = self.client.create_sequence(), rows(1, 2, 4)

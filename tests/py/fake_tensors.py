@@ -32,6 +32,10 @@ class DLPack:
             bits=array.itemsize * 8, lanes=1, shape=ctypes.addressof(self._shape),
             strides=ctypes.addressof(self._strides))
 
+    def forget_strides(self):
+        """Of a row-major tensor they may be left out."""
+        self._managed.strides = None
+
     def __dlpack_device__(self):
         return self._managed.device_type, 0
 

@@ -5,7 +5,6 @@ torch and ml_dtypes are never imported here unless the caller's own tensors came
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 from typing import Any, NamedTuple, TypeAlias
@@ -13,12 +12,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fp8kvd import _dlpack
+
 # Anything of numpy, torch or with __dlpack__; the latter two have no types without their packages.
 Tensor: TypeAlias = Any
 Bits: TypeAlias = npt.NDArray[np.uint16]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Array: TypeAlias = npt.NDArray[Any]
-
 
 _UINT16, _INT16 = np.dtype(np.uint16), np.dtype(np.int16)
 _FLOATS = tuple(np.dtype(name) for name in ("float16", "float32", "float64"))
@@ -59,7 +59,7 @@ def to_numpy(x: Tensor) -> Array:
             return np.asarray(x.view(torch.int16).numpy()).view(np.uint16)
         x = np.asarray(x.numpy())
     elif not isinstance(x, np.ndarray):
-        x = _from_dlpack(x)
+        x = _dlpack.array_of(x)
     array: Array = x
     return array.view(np.uint16) if _holds_bf16(array.dtype) else array
 
@@ -107,12 +107,13 @@ def round_to_bf16(values: Floats) -> Bits:
 def like(x: Tensor, array: Array) -> Tensor:
     """array in the form of x: a torch tensor on x's device, else array itself.
 
-    torch has no read-only tensors, so what is read-only is copied for it.
+    torch and older readers of DLPack have no read-only tensors, so it is copied for them then.
     """
-    torch = _torch_of(x)
-    if torch is None:
+    if isinstance(x, np.ndarray):
         return array
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(x.device)
+    array = array if array.flags.writeable else array.copy()
+    torch = _torch_of(x)
+    return array if torch is None else torch.from_numpy(array).to(x.device)
 
 
 def bf16_dtype_like(x: Tensor) -> np.dtype[Any]:
@@ -123,54 +124,9 @@ def bf16_dtype_like(x: Tensor) -> np.dtype[Any]:
 
 
 def bf16_like(x: Tensor, bits: Array) -> Tensor:
-    """bf16 in the form of x: torch.bfloat16, ml_dtypes.bfloat16, or the bits as uint16."""
-    torch = _torch_of(x)
-    return bits if torch is None else like(x, bits).view(torch.bfloat16)
-
-
-class _DLTensor(ctypes.Structure):
-    """Of dlpack.h: what a capsule named "dltensor" points to begins with it."""
-
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32),
-                ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
-                ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-                ("shape", ctypes.POINTER(ctypes.c_int64)),
-                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
-
-
-_HOST_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
-_DTYPES = {(4, 16): np.uint16, (1, 16): np.uint16, (2, 16): np.float16, (2, 32): np.float32,
-           (2, 64): np.float64}  # by DLDataTypeCode and bits; 4 is bfloat
-
-
-def _from_dlpack(x: Tensor) -> Array:
-    """A view of a tensor that exports DLPack; numpy's own from_dlpack knows no bf16."""
-    if not hasattr(x, "__dlpack__"):
-        raise TypeError(f"{type(x).__name__} is no tensor: give a numpy array, a torch tensor, or "
-                        "anything with __dlpack__")
-    device_type = x.__dlpack_device__()[0]
-    if device_type not in _HOST_DEVICES:
-        raise TypeError(f"{type(x).__name__} is on a device (DLPack device type "
-                        f"{int(device_type)}): copy it to the host first")
-    capsule = x.__dlpack__()
-    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = _DLTensor.from_address(pointer_of(capsule, b"dltensor"))
-    dtype = _DTYPES.get((tensor.code, tensor.bits))
-    if dtype is None or tensor.lanes != 1:
-        raise TypeError(f"{type(x).__name__} exports DLPack type code {tensor.code} of "
-                        f"{tensor.bits} bits: give bf16, float16, float32 or float64")
-    shape = tensor.shape[:tensor.ndim]
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    size = np.dtype(dtype).itemsize
-    if tensor.strides:
-        strides = [stride * size for stride in tensor.strides[:tensor.ndim]]
-    else:
-        strides = [size * int(np.prod(shape[axis + 1:])) for axis in range(tensor.ndim)]
-    if any(stride < 0 for stride in strides):
-        raise TypeError(f"{type(x).__name__} exports negative strides: make it contiguous")
-    extent = size + sum((n - 1) * stride for n, stride in zip(shape, strides))
-    memory = (ctypes.c_char * extent).from_address(tensor.data + tensor.byte_offset)
-    memory.owner = capsule  # so that what it points to lives as long as the view
-    return np.ndarray(shape, dtype, memory, 0, strides)
+    """bf16 in the form of x: torch.bfloat16, a numpy array as by bf16_dtype_like, or for what came
+    by DLPack a Bf16Tensor, which goes back by it."""
+    if isinstance(x, np.ndarray):
+        return bits
+    torch, array = _torch_of(x), like(x, bits)
+    return _dlpack.Bf16Tensor(array) if torch is None else array.view(torch.bfloat16)

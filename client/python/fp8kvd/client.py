@@ -7,7 +7,8 @@
 
 Tensors are numpy arrays, torch tensors, or export DLPack. bf16 (torch.bfloat16,
 ml_dtypes.bfloat16, or its bits as uint16) goes out as it is; floats are rounded to bf16. Results
-are of the kind that q was, and views of the reply where they can be (then read-only).
+are of the kind that q was: of numpy views of the reply (read-only) where they can be, torch tensors
+on q's device, and for what came by DLPack something that goes back by it.
 
 A call that may have been lost is sent again: the daemon tells a replay from new data by position
 and bytes. It waits as long as the daemon asks, and stays within its timeout. Errors are those of
