@@ -1,6 +1,7 @@
 #include "server/rpc/poller.h"
 
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "config/base/check.h"
@@ -21,16 +22,18 @@ void Poller::Run() {
 }
 
 bool Poller::NextEvent(void** tag, bool* ok) {
-  using Clock = std::chrono::steady_clock;
-  const gpr_timespec past = gpr_inf_past(GPR_CLOCK_MONOTONIC);
-  const Clock::time_point until = Clock::now() + std::chrono::microseconds(kSpinUs);
-  while (expected_ > 0 && Clock::now() < until) {
-    TakePosted();
-    const auto status = queue_->AsyncNext(tag, ok, past);
+  if (expected_ > 0 && posted_.load(std::memory_order_relaxed) == nullptr) {
+    const auto status = queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
     if (status != grpc::CompletionQueue::TIMEOUT) {
       return status == grpc::CompletionQueue::GOT_EVENT;
     }
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point until = Clock::now() + std::chrono::microseconds(kSpinUs);
+    while (posted_.load(std::memory_order_relaxed) == nullptr && Clock::now() < until) {
+      std::this_thread::yield();
+    }
   }
+  TakePosted();
   for (;;) {
     if (!alarm_is_set_) {
       is_asleep_.store(true);

@@ -72,7 +72,7 @@ class Poller final : private Event {
   void Expect(int change) { expected_ += change; }
 
  private:
-  static constexpr int64_t kSpinUs = 30;
+  static constexpr int64_t kSpinUs = 15;
 
   void Ready(bool ok) override;  // the wake-up
   bool NextEvent(void** tag, bool* ok);
