@@ -5,8 +5,7 @@
 //   forgotten. Ranges are kept in ascending order, since appends only ever go at the end.
 // Does not manage: what a digest is made of (the engine), or the committed length (seq_store.h).
 // Threads: one caller at a time. Cost: Find is linear in replay_digests_max, the rest O(1) per
-// entry; no
-//   allocation once constructed.
+//   entry; no allocation once constructed.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,10 @@
 // config/cache_share.h: how much of a step's bytes the cache is, what fp8_kv would win by it, and
 // the choice of precision that follows, with every number and a sentence that says why.
 //
-//   kv_bytes = batch * sum over layers of (tokens, at most the window) * 2 * kv_heads * head_dim *
-//   2 share    = kv_bytes / (kv_bytes + other_bytes)      what a bf16 step reads r        = fp8_kv
-//   / bf16 time of attention: measured, else (head_dim + 4) / (2 * head_dim), the
+//   kv_bytes = batch * sum over layers of
+//              (tokens, at most the window) * 2 * kv_heads * head_dim * 2
+//   share    = kv_bytes / (kv_bytes + other_bytes), of what a bf16 step reads
+//   r        = fp8_kv / bf16 time of attention: measured, else (head_dim + 4) / (2 * head_dim), the
 //              ratio of the bytes, which holds where attention is bound by reading them
 //   speed-up of a step = 1 / (1 - share * (1 - r))
 //

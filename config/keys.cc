@@ -11,7 +11,6 @@ namespace fp8kvd::config {
 namespace {
 
 constexpr double kInt32Max = std::numeric_limits<int32_t>::max();
-constexpr double kPoolBytesMax = double{1 << 25} * (1 << 25);  // 1 PiB
 
 constexpr Key<Options> kKeys[] = {
     {"server", "listen_address", [](Options& o) { return &o.server.listen_address; },

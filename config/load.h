@@ -2,13 +2,11 @@
 // FP8KVD_* variables, those over the file, the file over the defaults of options.h.
 //
 // Promises: what comes out is within every range of keys.cc, names at least one model, and every
-// model
-//   has a shape that kernels serve and a decided precision. Whatever goes in is bounded by
+//   model has a shape that kernels serve and a decided precision. Whatever goes in is bounded by
 //   kConfigBytesMax and ends in a value or a Status.
 // Does not manage: files other than the configuration and its hf_config files; the device.
 // Errors: INVALID_ARGUMENT "FILE:LINE: …", "--flag: …", "VARIABLE: …" or "model "x": …" with what
-// was
-//   asked, what is allowed and what to do; NOT_FOUND for a file that cannot be read.
+//   was asked, what is allowed and what to do; NOT_FOUND for a file that cannot be read.
 #pragma once
 
 #include <cstdint>

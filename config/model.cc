@@ -16,8 +16,6 @@
 namespace fp8kvd::config {
 namespace {
 
-// All pools of a daemon together: 1 PiB. More is a mistake in a configuration.
-constexpr int64_t kPoolBytesMax = int64_t{1} << 50;
 constexpr float kSmScaleMax = 1024.0F;
 
 std::string Label(const ModelOptions& options) {

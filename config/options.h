@@ -104,7 +104,7 @@ struct CacheOptions {
   // Longest lease that a client may ask for.
   int32_t lease_ttl_ms_max = 3600000;
   // Latest appends of one (sequence, layer) whose digest is kept, so that a retry of them is told
-  // from other bytes. Each costs 24 bytes per sequence and layer.
+  // from other bytes. Each costs 16 bytes per sequence and layer.
   int32_t replay_digests_max = 8;
   // Fill freed pages with NaN, so that a read of one shows. For tests: costs a write of every page
   // freed.

@@ -104,8 +104,8 @@ absl::Status ParseReal(const Bounds& bounds, absl::string_view text, Number* val
 }  // namespace
 
 std::string RangeText(const Bounds& bounds) {
-  return absl::StrFormat("%.15g to %.15g%s%s", bounds.min, bounds.max, *bounds.unit ? " " : "",
-                         bounds.unit);
+  return absl::StrCat(PrintValue(bounds.min), " to ", PrintValue(bounds.max),
+                      *bounds.unit ? " " : "", bounds.unit);
 }
 
 absl::Status ParseValue(const Bounds& bounds, absl::string_view text, std::string* value) {

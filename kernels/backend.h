@@ -6,11 +6,10 @@
 //   into stays untouched by the caller until a fence taken afterwards has passed.
 // Does not manage: which page belongs to whom (cache/), which rows go together (server/engine).
 // Threads: one caller at a time for everything. Alloc* only before the daemon is ready: afterwards
-// no
-//   call allocates device, pinned or growing host memory (allocations() stands still).
+//   no call allocates device, pinned or growing host memory (allocations() stands still).
 // Errors: UNIMPLEMENTED for a shape without a kernel, naming those that exist; RESOURCE_EXHAUSTED
-// from
-//   Alloc*; a device fault is INTERNAL from this or any later call, and is final for the process.
+//   from Alloc*; a device fault is INTERNAL from this or any later call, and is final for the
+//   process.
 #pragma once
 
 #include <cstdint>

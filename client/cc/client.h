@@ -7,9 +7,9 @@
 //   auto reply = client->Decode({.layer = 0, .handles = {…}, .positions = {…}, .q = q});
 //
 // Promises: a call that may have been lost is sent again (the server tells a replay from new data
-// by
-//   position and bytes), waits as long as the server asks, and stays within its timeout. Sequences
-//   are renewed in the background at a third of their lease and freed when they go out of scope.
+//   by position and bytes), waits as long as the server asks, and stays within its timeout.
+//   Sequences are renewed in the background at a third of their lease and freed when they go out of
+//   scope.
 // Does not manage: failed items of a batch, which come back beside the good ones.
 // Threads: all calls may come from any thread at any time. One background thread a client.
 // Errors: the server's, with the call and the target before its words. UNAVAILABLE that says

@@ -1,15 +1,16 @@
 // client/cc/decode_stream.h: decode calls in a pipeline over one stream.
+//
 // Promises: requests of one (sequence, layer) run in the order of Send. When the connection breaks,
-// a
-//   new one is made and everything unanswered is sent again in its order, so that each request gets
-//   one reply.
-// The stream is opened by the first Send, and again by the first after a break that found it idle.
+//   a new one is made and everything unanswered is sent again in its order, so that each request
+//   gets one reply.
+//   The stream is opened by the first Send, and again by the first after a break that found it
+//   idle.
 // Does not manage: backpressure beyond in_flight_max; a caller that is at it receives before it
-// sends. Threads: Send and Receive may run on two threads; each of them on one at a time. One
-// background
+//   sends.
+// Threads: Send and Receive may run on two threads; each of them on one at a time. One background
 //   thread reads.
 // Errors: Receive gives UNAVAILABLE when the retries are used up; the stream is of no use after
-// that.
+//   that.
 #pragma once
 
 #include <cstdint>

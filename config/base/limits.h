@@ -29,6 +29,10 @@ static_assert(kSeqLenMax <= INT32_MAX, "kernels count positions of one sequence 
 inline constexpr int64_t kPagesMax = int64_t{1} << 24;
 static_assert(kPagesMax <= INT32_MAX, "a block table entry is an int32");
 
+// All pools of a daemon together: 1 PiB. More is a mistake in a configuration.
+inline constexpr int64_t kPoolBytesMax = int64_t{1} << 50;
+static_assert(kPoolBytesMax < int64_t{1} << 53, "exact as a double, which ranges of options are");
+
 inline constexpr int64_t kSeqsMax = int64_t{1} << 20;
 
 // Longest lease of an idle sequence: 30 days, so that a client's number never overflows a clock.

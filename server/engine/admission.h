@@ -1,8 +1,7 @@
 // server/engine/admission.h: the door between the calls' threads and the engine's: a bounded queue.
 //
 // Promises: what Offer took is given out by TakeAll exactly once, in the order of the Offers. An
-// Offer
-//   is answered at once: taken, full (with a delay after which a retry can hope), or closed.
+//   Offer is answered at once: taken, full (with a delay after which a retry can hope), or closed.
 // Does not manage: deadlines and cancels (batcher.h looks at them before work begins); waking the
 //   engine (doorbell.h).
 // Threads: Offer from any, without a lock: one compare-and-swap. The rest from the engine's thread.

@@ -5,18 +5,16 @@
 //   - one decode batch: the oldest eligible item gives the kernel shape, and every eligible item of
 //     that shape joins, whatever its sequence, layer or model, until the launch is full;
 //   - one bulk append, whose next slice follows the batch: of those eligible, one of the sequence
-//   that
-//     had its turn longest ago.
+//     that had its turn longest ago.
 // Order. Work on one (sequence, layer) is taken as it arrived: what is passed over marks its
-// (sequence,
-//   layer) in `blocked_`, and nothing younger with that mark is eligible. Several items of one
-//   (sequence, layer) may share a batch: their appends are planned in order, all are launched
-//   before the decode, and a query at position p sees keys up to p whatever else is committed. A
-//   control request waits for all older work on its sequences, and all younger work waits for it.
+//   (sequence, layer) in `blocked_`, and nothing younger with that mark is eligible. Several items
+//   of one (sequence, layer) may share a batch: their appends are planned in order, all are
+//   launched before the decode, and a query at position p sees keys up to p whatever else is
+//   committed. A control request waits for all older work on its sequences, and all younger work
+//   waits for it.
 // Does not manage: planning, launching, answering (the steps, the engine).
 // Threads: the engine's. Cost: Look is O(items that wait) when not all fit, else O(items picked).
-// No
-//   allocation once constructed.
+//   No allocation once constructed.
 #pragma once
 
 #include <cstdint>

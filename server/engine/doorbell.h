@@ -2,8 +2,7 @@
 // awake.
 //
 // Promises: a Ring that comes after its cause was made visible is never lost: Sleep looks for work
-// once
-//   more after it has announced that it sleeps, and Ring looks for a sleeper after the cause.
+//   once more after it has announced that it sleeps, and Ring looks for a sleeper after the cause.
 // Threads: one sleeper, any ringers.
 #pragma once
 

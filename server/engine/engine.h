@@ -2,15 +2,14 @@
 // what waits, plans with cache/, launches with kernels/, and answers calls.
 //
 // Promises: every request that Submit took is answered exactly once, also when it was cancelled,
-// came
-//   too late, the device failed or the engine drains. Items of one (sequence, layer) run in the
-//   order of their Submit. Each launch takes every eligible item that waits when the device becomes
-//   free. No tensor byte is touched, no memory is taken on the decode path once Start returned.
+//   came too late, the device failed or the engine drains. Items of one (sequence, layer) run in
+//   the order of their Submit. Each launch takes every eligible item that waits when the device
+//   becomes free. No tensor byte is touched, no memory is taken on the decode path once Start
+//   returned.
 // Does not manage: message bytes, sockets (server/rpc); when a process ends (server/daemon).
 // Threads: Submit and stats from any thread. Step on one thread: Run's, or a test's.
 // Errors: Submit gives RESOURCE_EXHAUSTED with the request's retry_after_ms set (the queue is
-// full),
-//   UNAVAILABLE (draining, or the device failed).
+//   full), UNAVAILABLE (draining, or the device failed).
 #pragma once
 
 #include <cstdint>

@@ -2,14 +2,12 @@
 // that the device reads and writes. All of it is taken at start, in slots of a few fixed sizes.
 //
 // Promises: Acquire and Release are O(1), take no memory, and wait for nobody but a holder of the
-// same
-//   short lock. A slot's bytes are its holder's alone until Release. slots_used() is 0 when nobody
-//   holds one (a leak shows).
+//   same short lock. A slot's bytes are its holder's alone until Release. slots_used() is 0 when
+//   nobody holds one (a leak shows).
 // Sizes: the largest is half of all bytes, one slot, so that the largest message and its reply
-// always
-//   have a place. The other half goes in equal parts to sizes of 64 KiB, 256 KiB, 1 MiB ... (powers
-//   of four below the largest; as many as get a slot). A message that finds its own size taken may
-//   use the next larger one, but no more than that: small messages never block the large.
+//   always have a place. The other half goes in equal parts to sizes of 64 KiB, 256 KiB, 1 MiB ...
+//   (powers of four below the largest; as many as get a slot). A message that finds its own size
+//   taken may use the next larger one, but no more than that: small messages never block the large.
 // Does not manage: what lies in a slot; when the device is done with it (the engine answers after
 //   its fence has passed).
 // Threads: any, guarded by one mutex per size.

@@ -1,9 +1,8 @@
 // server/engine/worker_pool.h: the fixed threads that CPU kernels run on.
 //
 // Promises: Run calls the task once per thread index, index 0 on the caller's own thread, and
-// returns
-//   when all have returned; what the tasks wrote is then visible to the caller. No allocation in
-//   Run.
+//   returns when all have returned; what the tasks wrote is then visible to the caller. No
+//   allocation in Run.
 // Threads: one Run at a time, from one thread. Workers are started by the constructor and joined by
 //   the destructor. After work they watch for more for a few microseconds, then sleep: a busy
 //   daemon pays no wake-up, an idle one burns no processor.

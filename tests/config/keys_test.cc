@@ -99,6 +99,10 @@ TEST(Help, NamesEveryKeyOnce) {
                               "(1 to 64 threads; default 2)\n"));
 }
 
+TEST(Help, WritesWholeNumbersOut) {
+  EXPECT_THAT(HelpText(), HasSubstr("(1048576 to 1125899906842624 bytes; default 268435456)"));
+}
+
 TEST(Suggestion, IsTheNearestWordIfItIsNear) {
   const std::vector<std::string> words = {"listen_address", "http_address", "drain_ms_max"};
   EXPECT_EQ(NearestWord("listen_adress", words), "listen_address");

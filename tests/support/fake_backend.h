@@ -1,8 +1,7 @@
 // tests/support/fake_backend.h: a device on plain memory whose time the test decides.
 //
 // Content. A page keeps the k and v rows as they came. A query's "attention" is a 64-bit mark that
-// mixes
-//   its q row with every visible k and v row in order (FakeMark, which a test can compute for
+//   mixes its q row with every visible k and v row in order (FakeMark, which a test can compute for
 //   itself from what it sent): a wrong page, a stale table entry, a lost append or a token too many
 //   shows.
 // Time. While held, calls only queue; Release does queued work in order, and fences pass behind it.
@@ -10,10 +9,10 @@
 //   - a table entry or page outside its pool; a token read that is poison or was never written
 //   - k, v or q in staging memory that changed between the call and the work (answered too early)
 //   - two rows of one append launch that write the same token; one table entry edited twice in a
-//   call;
-//     a page that is source and destination in one CopyPages
+//     call; a page that is source and destination in one CopyPages
 // Faults. FailCall(n): the n-th device call from now on is a device fault, and so is every later
-// one. Threads: those of a Backend.
+//   one.
+// Threads: those of a Backend.
 #pragma once
 
 #include <cstdint>

@@ -46,8 +46,7 @@ int ToExitCode(const absl::Status& status);
 class Invocation {
  public:
   // words: what follows the subcommand on the command line. Flags are --name=value, --name value,
-  // or
-  // --name for a switch, anywhere; after "--" everything is an argument.
+  // or --name for a switch, anywhere; after "--" everything is an argument.
   static absl::StatusOr<Invocation> Parse(const Command& command,
                                           const std::vector<std::string>& words, std::ostream& out,
                                           std::ostream& progress);
