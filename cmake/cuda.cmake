@@ -26,6 +26,7 @@ if(FP8KVD_HAVE_CUDA)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")  # unknown to CMake 3.25
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo")
+  set(CMAKE_CUDA_FLAGS "--expt-relaxed-constexpr")  # std::bit_cast in code of host and device
   # CMake's own FindCUDAToolkit wants a whole toolkit; nvcc and the runtime from PyPI are enough.
   get_filename_component(root ${FP8KVD_NVCC} REALPATH)
   get_filename_component(root ${root}/../.. ABSOLUTE)
@@ -66,4 +67,11 @@ function(fp8kvd_cuda_library name)
     VISIBLE_TO ${A_VISIBLE_TO})
   target_compile_options(fp8kvd_${name} PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:${FP8KVD_CUDA_WARNINGS}>")
+endfunction()
+
+# fp8kvd_link_archives(target): a binary that needs nothing but the C library and the driver.
+function(fp8kvd_link_archives target)
+  set_property(TARGET ${target} PROPERTY
+    RULE_LAUNCH_LINK ${CMAKE_SOURCE_DIR}/cmake/link_archives.sh)
+  target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc)
 endfunction()

@@ -1,0 +1,241 @@
+// kernels/cuda/any/decode/decode_cta.cuh: what one CTA of a decode launch does, on any
+// architecture.
+//
+// Grid: any number of CTAs of 1 ... kWarpsMax warps. The launch's units are cut into one contiguous
+// range for each CTA, and that into one for each warp. A warp reads its range through a ring of its
+// own and goes through it pair by pair. A pair that it saw whole it writes out; of others it leaves
+// a piece (combine.cuh). Shared memory: SharedLayout. Bytes read: each tile with a visible token
+// once for each block of kColumns query columns; the query once for each warp that has units of the
+// pair.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/any/decode/combine.cuh"
+#include "kernels/cuda/any/decode/pipeline.cuh"
+#include "kernels/cuda/any/decode/query.cuh"
+
+namespace fp8kvd::kernels::cuda {
+
+// What a warp knows of the pair that it is at and of the next one.
+struct WarpState {
+  DecodeRow row[2];
+  Pair pair[2];
+};
+
+// Dynamic shared memory of a CTA, in bytes.
+struct SharedLayout {
+  int32_t full;    // barriers, [warps][stages]
+  int32_t map;     // WorkMap
+  int32_t pieces;  // PieceList
+  int32_t states;  // WarpState, [warps]
+  int32_t rings;   // [warps][ring_bytes]: stages, then the query
+  int32_t ring_bytes;
+  int32_t total;
+};
+
+template <class T>
+__host__ __device__ constexpr SharedLayout LayoutOf(int32_t rows_count, int32_t warps,
+                                                    int32_t stages) {
+  SharedLayout layout{};
+  layout.full = 0;
+  layout.map = layout.full + warps * stages * 8;
+  const int32_t map_end = layout.map + MapInts(rows_count, warps) * 4;
+  layout.pieces = (map_end + 15) / 16 * 16;
+  layout.states = layout.pieces + (static_cast<int32_t>(sizeof(PieceList)) + 15) / 16 * 16;
+  const int32_t states_end = layout.states + warps * static_cast<int32_t>(sizeof(WarpState));
+  layout.rings = (states_end + 127) / 128 * 128;
+  const int32_t ring = stages * T::kUnitBytes + T::kQueryBytes;
+  layout.ring_bytes = ring > T::kPieceBytes ? ring : (T::kPieceBytes + 127) / 128 * 128;
+  layout.total = layout.rings + warps * layout.ring_bytes;
+  return layout;
+}
+
+// A warp's part of the launch.
+template <class T, class Ring>
+class Worker {
+ public:
+  __device__ __forceinline__ Worker(const DecodeArgs& args, const WorkMap& map, Range units,
+                                    uint8_t* ring, int32_t ring_bytes, uint8_t* query,
+                                    WarpState& state, PieceMarks& marks)
+      : args_(args),
+        map_(map),
+        units_(units),
+        ring_(ring),
+        ring_bytes_(ring_bytes),
+        query_(query),
+        state_(state),
+        marks_(marks) {
+    marks_.head.units.first = marks_.tail.units.first = -1;
+    if (HasWork()) {
+      row_ = RowOf(map.units, map.rows_count, units.first);
+      Look(units.first, 0);
+    }
+  }
+
+  // All but the look at the first pair, which reads rows alone. The queries have to be there.
+  __device__ __forceinline__ void Run(Pipeline<T, Ring>& pipeline) {
+    if (!HasWork()) return;
+    if constexpr (!T::kQueryInShared) Fetch(0);
+    int32_t slot = 0;
+    for (int32_t unit = units_.first; unit < units_.end; slot ^= 1) {
+      unit = AttendPair(pipeline, unit, slot);
+    }
+    BringBackHead();
+  }
+
+ private:
+  __device__ __forceinline__ bool HasWork() const { return units_.first < units_.end; }
+  __device__ __forceinline__ static int32_t Lane() { return threadIdx.x % kWarpLanes; }
+
+  // Fills a slot of the state with the pair of a unit at or after the row last looked at.
+  __device__ __forceinline__ void Look(int32_t unit, int32_t slot) {
+    while (unit >= map_.units[row_ + 1]) ++row_;
+    constexpr int32_t kWords = sizeof(DecodeRow) / 4;
+    static_assert(kWords <= kWarpLanes);
+    if (Lane() < kWords) {
+      reinterpret_cast<uint32_t*>(&state_.row[slot])[Lane()] =
+          reinterpret_cast<const uint32_t*>(args_.rows + row_)[Lane()];
+    }
+    __syncwarp();
+    const Pair pair = PairAt<T>(args_, map_, state_.row[slot], row_, unit);
+    if (Lane() == 0) state_.pair[slot] = pair;
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void Fetch(int32_t slot) const {
+    query_.Fetch(args_, state_.row[slot], state_.pair[slot], Lane());
+  }
+
+  // One pair's part of the range, from unit `begin` on. Returns its end.
+  __device__ __forceinline__ int32_t AttendPair(Pipeline<T, Ring>& pipeline, int32_t begin,
+                                                int32_t slot) {
+    const int32_t lane = Lane();
+    const DecodeRow& row = state_.row[slot];
+    const Pair& pair = state_.pair[slot];
+    int32_t end = min(pair.units.end, units_.end);
+    if (args_.batch_invariant) end = min(end, begin + map_.item_units[pair.row]);
+    if constexpr (T::kQueryInShared) Fetch(slot);
+    Query<T> q(query_.shared());
+    query_.Take(lane, q);
+    if (end < units_.end) {
+      Look(end, slot ^ 1);
+      if constexpr (!T::kQueryInShared) Fetch(slot ^ 1);
+    }
+    const ScoreTerms terms = TermsOf<T>(row);
+    const int2 seen_by_all = SeenByAll(row);
+    Accumulator<T> acc;
+    acc.Clear();
+    int32_t token = (pair.first_unit + begin - pair.units.first) * T::kUnitTokens;
+    for (int32_t unit = begin; unit < end; ++unit, token += T::kUnitTokens) {
+      uint8_t* bytes = pipeline.Wait();
+      const bool is_edge = token < seen_by_all.x || token + T::kUnitTokens > seen_by_all.y;
+      const Visibility seen = VisibilityOf(row, args_.group_inverse, pair.column_first);
+      AttendUnit<T>(bytes, token, is_edge, lane, q, terms, seen, acc);
+      if (!T::kFp8 && is_edge) Ring::OrderStoresBeforeCopies();  // ClearUnseenV stored
+      pipeline.Release();
+    }
+    Close<T>(acc);
+    Leave(acc, {begin, end}, row, pair);
+    return end;
+  }
+
+  // Writes out what the warp has of a pair, or leaves it as a piece.
+  __device__ __forceinline__ void Leave(const Accumulator<T>& acc, Range done, const DecodeRow& row,
+                                        const Pair& pair) const {
+    const int32_t lane = Lane();
+    if (done.first == pair.units.first && done.end == pair.units.end) {
+      WriteWhole<T>(args_, row, pair, lane, acc);
+      return;
+    }
+    float* piece;
+    if (args_.batch_invariant) {
+      piece = ItemPiece(pair, done.first);
+    } else if (done.end == units_.end) {
+      piece = reinterpret_cast<float*>(ring_);
+      if (lane == 0) marks_.tail = pair;
+    } else {
+      piece = HeadPiece<T>(args_, blockDim.x / kWarpLanes, threadIdx.x / kWarpLanes);
+      if (lane == 0) marks_.head = pair;
+    }
+    WritePiece<T>(acc, lane, piece);
+  }
+
+  // The head piece left for global memory while the ring was in use. The CTA's warps join it soon,
+  // so it comes back, behind the tail; the barrier before that waits for it.
+  __device__ __forceinline__ void BringBackHead() const {
+    __syncwarp();
+    if (marks_.head.units.first < 0 || ring_bytes_ < 2 * T::kPieceBytes) return;
+    const auto* from = reinterpret_cast<const uint8_t*>(
+        HeadPiece<T>(args_, blockDim.x / kWarpLanes, threadIdx.x / kWarpLanes));
+    for (int32_t i = Lane() * 16; i < T::kPieceBytes; i += kWarpLanes * 16) {
+      CopyAsyncPastL1(ring_ + T::kPieceBytes + i, from + i);
+    }
+    WaitForCopies();
+  }
+
+  // batch_invariant: where an item's piece goes.
+  __device__ __forceinline__ float* ItemPiece(const Pair& pair, int32_t unit) const {
+    const int32_t units_of_pair = pair.units.end - pair.units.first;
+    const int32_t item_units = map_.item_units[pair.row];
+    const int64_t pair_in_row = FloorDiv(pair.units.first - map_.units[pair.row], units_of_pair);
+    const int64_t item = map_.items[pair.row] + pair_in_row * CeilDiv(units_of_pair, item_units) +
+                         FloorDiv(unit - pair.units.first, item_units);
+    return args_.pieces + item * PieceFloats(T::kColumns, T::kHeadDim);
+  }
+
+  const DecodeArgs& args_;
+  const WorkMap& map_;
+  const Range units_;
+  uint8_t* const ring_;  // free again when all units are done
+  const int32_t ring_bytes_;
+  const QueryStage<T> query_;
+  WarpState& state_;
+  PieceMarks& marks_;
+  int32_t row_ = 0;
+};
+
+template <class T, class Ring>
+__device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const int32_t warps = blockDim.x / kWarpLanes;
+  const int32_t warp = threadIdx.x / kWarpLanes;
+  const SharedLayout layout = LayoutOf<T>(args.rows_count, warps, stages);
+  PieceList& list = *reinterpret_cast<PieceList*>(shared + layout.pieces);
+  uint8_t* rings = shared + layout.rings;
+
+  if (args.cache_settled) LetNextLaunchStart();
+  const WorkMap map = MapWork<T>(args, reinterpret_cast<int32_t*>(shared + layout.map));
+  const int32_t items = map.items[map.rows_count];
+  // A pair cut between CTAs waits for the slowest and is read back: as long as two more units a
+  // warp.
+  const int32_t share = ShareOf(items, gridDim.x, map.uniform, CtaSlack(warps));
+  const Range cta_items = ShareAt({0, items}, share, blockIdx.x);
+  const int32_t warp_share = ShareOf(cta_items.end - cta_items.first, warps, map.uniform, 0);
+  const Range warp_items = ShareAt(cta_items, warp_share, warp);
+  const Range units = {UnitOfItem<T>(args, map, warp_items.first),
+                       UnitOfItem<T>(args, map, warp_items.end)};
+
+  uint8_t* ring = rings + warp * layout.ring_bytes;
+  Pipeline<T, Ring> pipeline(args, map, units, stages, ring,
+                             reinterpret_cast<uint64_t*>(shared + layout.full) + warp * stages);
+  if (!args.cache_settled) {
+    WaitForPreviousLaunch();
+    LetNextLaunchStart();
+  }
+  pipeline.Start();
+  Worker<T, Ring> worker(args, map, units, ring, layout.ring_bytes, ring + stages * T::kUnitBytes,
+                         reinterpret_cast<WarpState*>(shared + layout.states)[warp],
+                         list.marks[warp]);
+  if (args.cache_settled) WaitForPreviousLaunch();
+  if (args.batch_invariant && blockIdx.x == 0) {
+    for (int32_t r = threadIdx.x; r < map.rows_count; r += blockDim.x) {
+      args.row_items[r] = map.items[r];
+    }
+  }
+  worker.Run(pipeline);
+  if (args.batch_invariant) return;
+  Combine<T>(args, {cta_items, share}, warps, rings, layout.ring_bytes, list);
+}
+
+}  // namespace fp8kvd::kernels::cuda

@@ -1,0 +1,220 @@
+// kernels/cuda/any/decode/output.cuh: from what a warp or several hold of a pair to its output:
+// pieces, their merge, the sink, the division, the store.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/any/decode/registers.cuh"
+#include "kernels/cuda/any/decode/work.cuh"
+
+namespace fp8kvd::kernels::cuda {
+
+// A query column's place in q and out (times head_dim) and in lse.
+struct ColumnPlace {
+  int64_t index;
+  int32_t q_head;
+};
+
+__device__ __forceinline__ ColumnPlace PlaceOf(const DecodeRow& row, const Pair& pair,
+                                               const DecodeArgs& args, int32_t column) {
+  const int32_t of_kv_head = pair.column_first + column;
+  const int32_t query = (of_kv_head * args.group_inverse) >> 16;
+  const int32_t q_head = pair.kv_head * args.group + of_kv_head - query * args.group;
+  return {query * row.kv_heads * args.group + q_head, q_head};
+}
+
+// P and the codes' bf16 are worth 2^(kExponentTrick - kCodeExponent) of what they stand for.
+template <Precision kPrecision>
+inline constexpr float kBackFactor = kPrecision == Precision::kFp8Kv
+                                         ? PowerOfTwo(kCodeExponent - kExponentTrick)
+                                         : 1.0F;
+
+// What the raw sums are multiplied by, and the natural log of the denominator.
+struct Finish {
+  float factor;
+  float lse;
+};
+
+// back: what a sum of codes' bf16 is short of (kBackFactor).
+__device__ __forceinline__ Finish FinishColumn(const DecodeRow& row, int32_t q_head, float max,
+                                               float sum, float back) {
+  float total_max = max;
+  float weight = 1.0F;
+  float total = sum;
+  if (row.sink_logits != nullptr) {
+    const float sink = row.sink_logits[q_head] * kLog2E;
+    total_max = fmaxf(max, sink);
+    weight = Exp2(max - total_max);
+    total = sum * weight + Exp2(sink - total_max);
+  }
+  if (!(total > 0.0F)) return {total * 0.0F, total == total ? -INFINITY : total};
+  return {__fdividef(weight, total) * back, (total_max + __log2f(total)) * kLn2};
+}
+
+template <int32_t kCount>
+__device__ __forceinline__ void StoreOut(const DecodeRow& row, OutType type, int64_t element,
+                                         const float (&x)[kCount]) {
+  static_assert(kCount == 2 || kCount == 4);
+  if (type == OutType::kBf16) {
+    uint32_t* out = reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(row.out) + element);
+    if constexpr (kCount == 4) {
+      *reinterpret_cast<uint2*>(out) = {PackBf16(x[0], x[1]), PackBf16(x[2], x[3])};
+    } else {
+      *out = PackBf16(x[0], x[1]);
+    }
+  } else {
+    float* out = static_cast<float*>(row.out) + element;
+    if constexpr (kCount == 4) {
+      *reinterpret_cast<float4*>(out) = {x[0], x[1], x[2], x[3]};
+    } else {
+      *reinterpret_cast<float2*>(out) = {x[0], x[1]};
+    }
+  }
+}
+
+// Adds up the lanes' shares of the denominators, and counts the outputs in one unit again.
+template <class T>
+__device__ __forceinline__ void Close(Accumulator<T>& acc) {
+#pragma unroll
+  for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int32_t step = 4; step < kWarpLanes; step *= 2) {
+        acc.sum[n][i] += __shfl_xor_sync(kAllLanes, acc.sum[n][i], step);
+      }
+      if constexpr (T::kFp8) {
+        const float unit = __fdividef(1.0F, acc.per_unit[n][i]);
+#pragma unroll
+        for (int32_t d = 0; d < T::kDimTiles; ++d) {
+          acc.o[n][d][i] *= unit;
+          acc.o[n][d][2 + i] *= unit;
+        }
+      }
+    }
+  }
+}
+
+// Calls store(first dimension, {values of neighbouring dimensions}) for all that a lane holds of
+// one of its columns (page_layout.h, V): four of each chunk, two of half a chunk.
+template <class T, class Store>
+__device__ __forceinline__ void ForDims(const Accumulator<T>& acc, int32_t n, int32_t i, int32_t g,
+                                        const Store& store) {
+#pragma unroll
+  for (int32_t c = 0; c < T::kChunks; ++c) {
+    const float x[4] = {acc.o[n][2 * c][i], acc.o[n][2 * c][2 + i], acc.o[n][2 * c + 1][i],
+                        acc.o[n][2 * c + 1][2 + i]};
+    store(c * kChunkDims + 4 * g, x);
+  }
+  if constexpr (T::kHalfChunk) {
+    const float x[2] = {acc.o[n][T::kDimTiles - 1][i], acc.o[n][T::kDimTiles - 1][2 + i]};
+    store(T::kChunks * kChunkDims + 2 * g, x);
+  }
+}
+
+// A pair that one warp saw whole goes out from its registers. acc: after Close.
+template <class T>
+__device__ __forceinline__ void WriteWhole(const DecodeArgs& args, const DecodeRow& row,
+                                           const Pair& pair, int32_t lane,
+                                           const Accumulator<T>& acc) {
+  const int32_t g = lane / 4;
+#pragma unroll
+  for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      const int32_t column = 8 * n + 2 * (lane % 4) + i;
+      if (column >= pair.columns) continue;
+      const ColumnPlace place = PlaceOf(row, pair, args, column);
+      const Finish finish =
+          FinishColumn(row, place.q_head, acc.max[n][i], acc.sum[n][i], kBackFactor<T::kPrecision>);
+      ForDims<T>(acc, n, i, g, [&](int32_t dim, const auto& x) {
+        constexpr int32_t kCount = sizeof(x) / sizeof(float);
+        float y[kCount];
+#pragma unroll
+        for (int32_t j = 0; j < kCount; ++j) y[j] = x[j] * finish.factor;
+        StoreOut(row, args.out_type, place.index * T::kHeadDim + dim, y);
+      });
+      if (g == 0 && row.lse != nullptr) row.lse[place.index] = finish.lse;
+    }
+  }
+}
+
+// Leaves what a warp holds as a piece, in shared or global memory. acc: after Close.
+template <class T>
+__device__ __forceinline__ void WritePiece(const Accumulator<T>& acc, int32_t lane, float* piece) {
+  const int32_t g = lane / 4;
+#pragma unroll
+  for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      float* column = piece + (8 * n + 2 * (lane % 4) + i) * T::kPieceStride;
+      ForDims<T>(acc, n, i, g, [&](int32_t dim, const auto& x) {
+        if constexpr (sizeof(x) == sizeof(float4)) {
+          *reinterpret_cast<float4*>(column + dim) = {x[0], x[1], x[2], x[3]};
+        } else {
+          *reinterpret_cast<float2*>(column + dim) = {x[0], x[1]};
+        }
+      });
+      if (g == 0) {
+        *reinterpret_cast<float2*>(column + T::kHeadDim) = {acc.max[n][i], acc.sum[n][i]};
+      }
+    }
+  }
+}
+
+// Four dimensions of one column of several pieces, merged over their common maximum.
+struct Merged {
+  float4 o;
+  float max;
+  float sum;
+};
+
+// at(i): piece i. kCached: pieces of this CTA; others are read past the first-level cache, which
+// may hold an older launch's.
+template <class T, bool kCached, class At>
+__device__ __forceinline__ Merged MergePieces(int32_t count, const At& at, int32_t column,
+                                              int32_t dim) {
+  const auto load2 = [](const float* from) {
+    const float2* p = reinterpret_cast<const float2*>(from);
+    return kCached ? *p : __ldcg(p);
+  };
+  const auto load4 = [](const float* from) {
+    const float4* p = reinterpret_cast<const float4*>(from);
+    return kCached ? *p : __ldcg(p);
+  };
+  Merged merged{{0.0F, 0.0F, 0.0F, 0.0F}, kEmptyMax, 0.0F};
+#pragma unroll 4
+  for (int32_t i = 0; i < count; ++i) {
+    const float2 terms = load2(at(i) + column * T::kPieceStride + T::kHeadDim);
+    merged.max = fmaxf(merged.max, terms.x);
+  }
+#pragma unroll 4
+  for (int32_t i = 0; i < count; ++i) {
+    const float* row = at(i) + column * T::kPieceStride;
+    const float2 terms = load2(row + T::kHeadDim);
+    const float4 o = load4(row + dim);
+    const float weight = Exp2(terms.x - merged.max);
+    merged.sum = fmaf(weight, terms.y, merged.sum);
+    merged.o.x = fmaf(weight, o.x, merged.o.x);
+    merged.o.y = fmaf(weight, o.y, merged.o.y);
+    merged.o.z = fmaf(weight, o.z, merged.o.z);
+    merged.o.w = fmaf(weight, o.w, merged.o.w);
+  }
+  return merged;
+}
+
+// Four dimensions of one column of a pair, whole.
+template <class T>
+__device__ __forceinline__ void WriteMerged(const DecodeArgs& args, const DecodeRow& row,
+                                            const Pair& pair, const Merged& merged, int32_t column,
+                                            int32_t dim) {
+  const ColumnPlace place = PlaceOf(row, pair, args, column);
+  const Finish finish =
+      FinishColumn(row, place.q_head, merged.max, merged.sum, kBackFactor<T::kPrecision>);
+  const float x[4] = {merged.o.x * finish.factor, merged.o.y * finish.factor,
+                      merged.o.z * finish.factor, merged.o.w * finish.factor};
+  StoreOut(row, args.out_type, place.index * T::kHeadDim + dim, x);
+  if (dim == 0 && row.lse != nullptr) row.lse[place.index] = finish.lse;
+}
+
+}  // namespace fp8kvd::kernels::cuda

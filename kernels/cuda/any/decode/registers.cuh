@@ -1,0 +1,72 @@
+// kernels/cuda/any/decode/registers.cuh: what a warp of a decode kernel holds.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/any/decode/traits.h"
+#include "kernels/cuda/any/ptx.cuh"
+#include "kernels/host_device.h"
+
+namespace fp8kvd::kernels::cuda {
+
+// The maximum of no scores. Finite, so that differences are never NaN; scores of rows within the
+// range that the host allows are below 2^70.
+inline constexpr float kEmptyMax = -1e30F;
+
+// Fragments of mma's B: of N tile n and chunk c the two k-steps' registers.
+template <class T, bool kShared = T::kQueryInShared>
+struct Query {
+  uint4 b[T::kNTiles][(T::kDimTiles + 1) / 2];
+
+  __device__ __forceinline__ explicit Query(uint4*) {}
+  __device__ __forceinline__ void Set(int32_t n, int32_t c, uint4 x) { b[n][c] = x; }
+  __device__ __forceinline__ uint4 Get(int32_t n, int32_t c) const { return b[n][c]; }
+};
+
+// The same in shared memory, each lane its own: `lanes` is [kNTiles][chunks][32].
+template <class T>
+struct Query<T, true> {
+  uint4* lanes;
+
+  __device__ __forceinline__ explicit Query(uint4* shared)
+      : lanes(shared + threadIdx.x % kWarpLanes) {}
+  __device__ __forceinline__ uint4* At(int32_t n, int32_t c) const {
+    return lanes + (n * ((T::kDimTiles + 1) / 2) + c) * kWarpLanes;
+  }
+  __device__ __forceinline__ void Set(int32_t n, int32_t c, uint4 x) { *At(n, c) = x; }
+  __device__ __forceinline__ uint4 Get(int32_t n, int32_t c) const { return *At(n, c); }
+};
+
+// Of the columns 2t and 2t + 1 of each N tile: the output's raw sums times per_unit (PerUnit in
+// tile.cuh; fp8_kv), the running maximum in units of log2, this lane's share of the denominator.
+template <class T>
+struct Accumulator {
+  float o[T::kNTiles][T::kDimTiles][4];
+  float max[T::kNTiles][2];
+  float sum[T::kNTiles][2];
+  float per_unit[T::kNTiles][2];
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+      max[n][0] = max[n][1] = kEmptyMax;
+      sum[n][0] = sum[n][1] = 0.0F;
+      per_unit[n][0] = per_unit[n][1] = 1.0F;
+#pragma unroll
+      for (int32_t d = 0; d < T::kDimTiles; ++d) {
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) o[n][d][i] = 0.0F;
+      }
+    }
+  }
+};
+
+inline constexpr float kLog2E = 1.4426950408889634F;
+inline constexpr float kLn2 = 0.6931471805599453F;
+
+// 2^exponent for |exponent| < 127.
+FP8KVD_HOST_DEVICE constexpr float PowerOfTwo(int32_t exponent) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(127 + exponent) << 23);
+}
+
+}  // namespace fp8kvd::kernels::cuda

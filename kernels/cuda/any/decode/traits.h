@@ -1,0 +1,55 @@
+// kernels/cuda/any/decode/traits.h: the numbers that a decode kernel is made from, for the kernel
+// and for decode_table.cc. decode_work.h has the words: pair, unit, item, piece.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode_work.h"
+#include "kernels/cuda/page_layout.h"
+
+namespace fp8kvd::kernels::cuda {
+
+// Tiles of a unit: 1, 2 or 4, so that a copy is 5 to 16 KB and never crosses a page.
+constexpr int32_t UnitTiles(Precision precision, int32_t head_dim) {
+  constexpr int32_t kCopyBytesMax = 9 * 1024;
+  const int32_t tile = TileBytes(precision, head_dim);
+  return 4 * tile <= kCopyBytesMax ? 4 : 2 * tile <= kCopyBytesMax ? 2 : 1;
+}
+
+template <Precision precision, int32_t head_dim, int32_t columns>
+struct DecodeTraits {
+  static constexpr Precision kPrecision = precision;
+  static constexpr bool kFp8 = precision == Precision::kFp8Kv;
+  static constexpr int32_t kHeadDim = head_dim;
+  static constexpr int32_t kColumns = columns;
+  static constexpr int32_t kNTiles = columns / 8;
+  static constexpr int32_t kDimTiles = head_dim / 16;
+  static constexpr int32_t kChunks = head_dim / kChunkDims;
+  static constexpr bool kHalfChunk = head_dim % kChunkDims != 0;
+
+  static constexpr int32_t kTileBytes = TileBytes(precision, head_dim);
+  static constexpr int32_t kVOffset = TileOperandBytes(precision, head_dim);
+  static constexpr int32_t kUnitTiles = UnitTiles(precision, head_dim);
+  static constexpr int32_t kUnitTokens = kUnitTiles * kTileTokens;
+  static constexpr Grain kGrain = {kUnitTokens, kColumns};
+  static constexpr int32_t kUnitBytes = kUnitTiles * kTileBytes;
+  static constexpr int32_t kUnitsPerPage = kPageTokens / kUnitTokens;
+
+  static constexpr int32_t kPieceStride = head_dim + 4;
+  static constexpr int32_t kPieceBytes = columns * kPieceStride * 4;
+  // Registers of a lane: the output takes columns * head_dim / 32, the query half of that, the rest
+  // about 60, and there are 255. So a large query waits in shared memory, and fewer tiles are in
+  // work.
+  static constexpr bool kQueryInShared = columns * head_dim >= 32 * 80;
+  static constexpr int32_t kQueryBytes = columns * ((head_dim + kChunkDims - 1) / kChunkDims) * 64;
+  static constexpr int32_t kTilesAtOnce = kQueryInShared              ? 1
+                                          : kUnitTiles * kNTiles <= 4 ? kUnitTiles
+                                                                      : kUnitTiles / 2;
+  static constexpr int32_t kWarpsMax = columns > 8 || head_dim > 128 ? 8 : 12;
+
+  static_assert(columns % 8 == 0 && head_dim % 16 == 0);
+  static_assert(columns * head_dim <= 32 * 128, "the output of a pair stays in registers");
+  static_assert(kTileBytes % 16 == 0, "bulk copies and 16-byte loads");
+};
+
+}  // namespace fp8kvd::kernels::cuda

@@ -1,0 +1,211 @@
+// kernels/cuda/any/decode/work.cuh: which units belong to which warp. There is no planning pass:
+// every CTA sums the rows' units in its prologue, where it overlaps the launch before, and cuts
+// them evenly.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/any/decode/registers.cuh"
+#include "kernels/cuda/decode_args.h"
+
+namespace fp8kvd::kernels::cuda {
+
+template <class T>
+__device__ __forceinline__ RowWork WorkOf(const DecodeRow& row, int32_t group) {
+  return WorkOf(row, group, T::kGrain);
+}
+
+// Units stand in one order: rows, in a row its pairs, in a pair its tokens.
+struct WorkMap {
+  const int32_t* units;       // [rows_count + 1] in shared memory: units of the rows before
+  const int32_t* items;       // the same in items
+  const int32_t* item_units;  // [rows_count]: units of an item (batch_invariant alone)
+  int32_t rows_count;
+  int32_t uniform;  // items of every pair, when all have the same number; else 0
+};
+
+__device__ __forceinline__ int32_t RowOf(const int32_t* before, int32_t rows_count, int32_t at) {
+  int32_t low = 0;
+  int32_t high = rows_count;
+  while (high - low > 1) {
+    const int32_t middle = (low + high) / 2;
+    (before[middle] <= at ? low : high) = middle;
+  }
+  return low;
+}
+
+// Exclusive prefix sums of two values over the threads of a CTA. The sums of all go to total.
+// warp_sums: shared memory for one of each warp.
+__device__ __forceinline__ int2 PrefixOfThreads(int2 mine, int2* warp_sums, int2& total) {
+  const int32_t lane = threadIdx.x % kWarpLanes;
+  const int32_t warp = threadIdx.x / kWarpLanes;
+  int2 sum = mine;
+#pragma unroll
+  for (int32_t step = 1; step < kWarpLanes; step *= 2) {
+    const int32_t x = __shfl_up_sync(kAllLanes, sum.x, step);
+    const int32_t y = __shfl_up_sync(kAllLanes, sum.y, step);
+    if (lane >= step) sum = {sum.x + x, sum.y + y};
+  }
+  if (lane == kWarpLanes - 1) warp_sums[warp] = sum;
+  __syncthreads();
+  int2 before{0, 0};
+  total = {0, 0};
+  for (int32_t w = 0; w < blockDim.x / kWarpLanes; ++w) {
+    const int2 x = warp_sums[w];
+    if (w < warp) before = {before.x + x.x, before.y + x.y};
+    total = {total.x + x.x, total.y + x.y};
+  }
+  return {before.x + sum.x - mine.x, before.y + sum.y - mine.y};
+}
+
+// Brings a row near: SourceOf and LoadQuery are the next to read it.
+__device__ __forceinline__ void PrefetchRow(const DecodeRow* row) {
+  const char* bytes = reinterpret_cast<const char*>(row);
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(bytes));
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(bytes + 32));
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(bytes + 64));
+}
+
+// Ints of shared memory that MapWork takes.
+__host__ __device__ constexpr int32_t MapInts(int32_t rows_count, int32_t warps) {
+  return 2 * warps + 2 + 3 * (rows_count + 1);
+}
+
+// The warps' common value, or 0: with a barrier.
+__device__ __forceinline__ int32_t UniformItems(bool same_in_warp, int32_t of_warp,
+                                                int32_t* of_cta) {
+  if (threadIdx.x == 0) *of_cta = of_warp;
+  __syncthreads();
+  const bool same = same_in_warp && (of_warp == *of_cta || of_warp == 0);
+  return __syncthreads_and(same) != 0 ? *of_cta : 0;
+}
+
+// Makes the map from the rows. All threads of the CTA call it; it ends with a barrier.
+template <class T>
+__device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, int32_t* shared) {
+  const int32_t rows = args.rows_count;
+  const int32_t warps = blockDim.x / kWarpLanes;
+  int32_t* of_cta = shared + 2 * warps;
+  int32_t* units = of_cta + 2;
+  int32_t* items = args.batch_invariant ? units + rows + 1 : units;
+  int32_t* item_units = units + 2 * (rows + 1);
+  const int32_t share = CeilDiv(rows, blockDim.x);
+  const int32_t first = min(static_cast<int32_t>(threadIdx.x) * share, rows);
+  const int32_t end = min(first + share, rows);
+  int2 mine{0, 0};
+  int32_t items_min = INT32_MAX;  // of a pair
+  int32_t items_max = 0;
+  for (int32_t r = first; r < end; ++r) {
+    const DecodeRow& row = args.rows[r];
+    PrefetchRow(&row);
+    const RowWork work = WorkOf<T>(row, args.group);
+    int32_t pair_items = work.units;
+    if (args.batch_invariant) {
+      const int32_t blocks = ColumnBlocks(row, args.group, T::kColumns);
+      item_units[r] = InvariantItemUnits(work.units, blocks, T::kGrain);
+      pair_items = CeilDiv(work.units, item_units[r]);
+    }
+    units[r] = work.units * work.pairs;
+    if (args.batch_invariant) items[r] = pair_items * work.pairs;
+    mine = {mine.x + work.units * work.pairs, mine.y + pair_items * work.pairs};
+    items_min = min(items_min, pair_items);
+    items_max = max(items_max, pair_items);
+  }
+  int2 total;
+  int2 before = PrefixOfThreads(mine, reinterpret_cast<int2*>(shared), total);
+  for (int32_t r = first; r < end; ++r) {
+    const int2 of_row = {units[r], items[r]};
+    units[r] = before.x;
+    if (args.batch_invariant) items[r] = before.y;
+    before = {before.x + of_row.x, before.y + of_row.y};
+  }
+  if (threadIdx.x == 0) {
+    units[rows] = total.x;
+    items[rows] = total.y;
+  }
+  const int32_t of_first = __shfl_sync(kAllLanes, items_max, 0);  // each warp's own first rows
+  const bool same_in_warp = first >= end || (items_min == items_max && items_max == of_first);
+  return {units, items, item_units, rows, UniformItems(same_in_warp, of_first, of_cta)};
+}
+
+// [first, end).
+struct Range {
+  int32_t first;
+  int32_t end;
+};
+
+__device__ __forceinline__ Range ShareAt(Range all, int32_t share, int32_t index) {
+  const int64_t first = all.first + static_cast<int64_t>(share) * index;
+  return {static_cast<int32_t>(min(first, static_cast<int64_t>(all.end))),
+          static_cast<int32_t>(min(first + share, static_cast<int64_t>(all.end)))};
+}
+
+// The first unit of an item.
+template <class T>
+__device__ __forceinline__ int32_t UnitOfItem(const DecodeArgs& args, const WorkMap& map,
+                                              int32_t item) {
+  if (!args.batch_invariant) return item;
+  if (item >= map.items[map.rows_count]) return map.units[map.rows_count];
+  const int32_t row = RowOf(map.items, map.rows_count, item);
+  const int32_t units = WorkOf<T>(args.rows[row], args.group).units;
+  const int32_t pair_items = CeilDiv(units, map.item_units[row]);
+  const int32_t in_row = item - map.items[row];
+  const int32_t pair = FloorDiv(in_row, pair_items);
+  return map.units[row] + pair * units + (in_row - pair * pair_items) * map.item_units[row];
+}
+
+// Where a unit comes from; bytes 0 when nothing of it is needed.
+struct UnitSource {
+  const uint8_t* from;
+  int32_t bytes;
+};
+
+// row: a row at or before the unit's, moved on to it.
+template <class T>
+__device__ __forceinline__ UnitSource SourceOf(const DecodeArgs& args, const WorkMap& map,
+                                               int32_t unit, int32_t& row) {
+  while (unit >= map.units[row + 1]) ++row;
+  const DecodeRow& r = args.rows[row];
+  const RowWork work = WorkOf<T>(r, args.group);
+  const int32_t in_row = unit - map.units[row];
+  const int32_t pair = FloorDiv(in_row, work.units);
+  const int32_t at = work.first_unit + in_row - pair * work.units;
+  const int32_t tokens = r.pos + r.q_len - at * T::kUnitTokens;
+  if (tokens <= 0) return {nullptr, 0};
+  const int64_t kv_head = FloorDiv(pair, ColumnBlocks(r, args.group, T::kColumns));
+  const int64_t page = r.block_table[FloorDiv(at, T::kUnitsPerPage)];
+  const uint8_t* from = r.base + page * r.page_stride +
+                        kv_head * BlockBytesOf(T::kPrecision, T::kHeadDim) +
+                        static_cast<int64_t>(at % T::kUnitsPerPage) * T::kUnitBytes;
+  const int32_t tiles = min(CeilDiv(tokens, kTileTokens), T::kUnitTiles);
+  return {from, tiles * T::kTileBytes};
+}
+
+struct Pair {
+  int32_t row;
+  int32_t kv_head;
+  int32_t column_first;  // q_len * group columns are cut into blocks of kColumns
+  int32_t columns;       // of this block
+  Range units;           // in the launch's order
+  int32_t first_unit;    // from the sequence's start
+};
+
+// The pair of a unit. r: args.rows[row] or a copy of it.
+template <class T>
+__device__ __forceinline__ Pair PairAt(const DecodeArgs& args, const WorkMap& map,
+                                       const DecodeRow& r, int32_t row, int32_t unit) {
+  const RowWork work = WorkOf<T>(r, args.group);
+  const int32_t blocks = ColumnBlocks(r, args.group, T::kColumns);
+  const int32_t pair = FloorDiv(unit - map.units[row], work.units);
+  Pair result;
+  result.row = row;
+  result.kv_head = FloorDiv(pair, blocks);
+  result.column_first = (pair - result.kv_head * blocks) * T::kColumns;
+  result.columns = min(r.q_len * args.group - result.column_first, T::kColumns);
+  result.units.first = map.units[row] + pair * work.units;
+  result.units.end = result.units.first + work.units;
+  result.first_unit = work.first_unit;
+  return result;
+}
+
+}  // namespace fp8kvd::kernels::cuda

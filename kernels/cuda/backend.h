@@ -1,0 +1,25 @@
+// kernels/cuda/backend.h: kernels::Backend on one CUDA device, over one stream. Staging memory is
+// pinned host memory that the kernels read and write over the bus; tables and pools are device
+// memory. Every call queues and returns; nothing here waits for the device but Read, Write, and a
+// caller that is tens of launches ahead of it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "kernels/backend.h"
+
+namespace fp8kvd::kernels::cuda {
+
+struct CudaOptions {
+  int32_t device = 0;
+  // Runs the kernels that need nothing newer than sm_80, also where the device has its own.
+  bool generic_kernels = false;
+};
+
+// NOT_FOUND without a driver or device; UNIMPLEMENTED for a device older than sm_80.
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options);
+
+}  // namespace fp8kvd::kernels::cuda

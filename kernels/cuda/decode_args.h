@@ -1,0 +1,50 @@
+// kernels/cuda/decode_args.h: what a decode launcher takes beside the stream. Plain data for nvcc
+// and for C++.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/params.h"
+
+namespace fp8kvd::kernels::cuda {
+
+struct DecodeArgs {
+  const DecodeRow* rows;  // device memory, as all that rows point to
+  int32_t rows_count;
+  int32_t group;
+  int32_t group_inverse;  // GroupInverse(group)
+  OutType out_type;
+  bool batch_invariant;
+  // The launch before this one writes none of the pages, tables and rows that this one reads, so
+  // the first reads may overlap it.
+  bool cache_settled;
+
+  // Workspace of one launch at a time.
+  float* pieces;       // PiecesNeeded times PieceFloats; batch_invariant: one for each item
+  uint32_t* arrivals;  // [ctas], zero before and after
+  int32_t* row_items;  // [rows_count], batch_invariant only: items of the rows before
+};
+
+// How a launch is laid over the device. Speed alone depends on it.
+struct LaunchShape {
+  int32_t ctas;
+  int32_t warps;   // of a CTA
+  int32_t stages;  // units that a warp has in flight
+};
+
+// A kernel by what the host needs of it. Prepare once, before the first launch: loads it and allows
+// it shared_bytes of shared memory.
+using DecodePreparer = cudaError_t (*)(int32_t shared_bytes);
+using DecodeLauncher = cudaError_t (*)(const DecodeArgs& args, const LaunchShape& shape,
+                                       cudaStream_t stream);
+using SharedBytes = int32_t (*)(int32_t rows_count, const LaunchShape& shape);
+
+// Pieces that a launch may need room for: one for each warp whose first pair began before it, two
+// for each CTA whose first or last pair goes beyond it.
+constexpr int64_t PiecesNeeded(const LaunchShape& shape) {
+  return static_cast<int64_t>(shape.ctas) * (shape.warps + 2);
+}
+
+}  // namespace fp8kvd::kernels::cuda

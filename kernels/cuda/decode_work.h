@@ -1,0 +1,105 @@
+// kernels/cuda/decode_work.h: how much a row asks for, in units and items. The kernels cut by it,
+// the host sizes launches and workspaces by it: one arithmetic for both.
+//
+// A *pair* is a row, one of its KV heads and up to `columns` of the query columns that read it
+// (column = query token * group + head of the group). A *unit* is unit_tokens tokens of a pair, at
+// a multiple of that position: the smallest share of work, and one copy. An *item* is what may not
+// be cut: a unit, or with batch_invariant a range of units that follows from the row alone. A
+// *piece* is a pair's result over some of its units.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/host_device.h"
+#include "kernels/params.h"
+
+namespace fp8kvd::kernels::cuda {
+
+// What a kernel is built for.
+struct Grain {
+  int32_t unit_tokens;
+  int32_t columns;
+};
+
+// A pair without a key still has one unit, which copies nothing: its output has to be written.
+struct RowWork {
+  int32_t first_unit;  // of each pair, counted from the sequence's start
+  int32_t units;       // of a pair, >= 1
+  int32_t pairs;
+};
+
+// For value >= 0, unit > 0.
+FP8KVD_HOST_DEVICE constexpr int32_t CeilDiv(int32_t value, int32_t unit) {
+  return static_cast<int32_t>((static_cast<uint32_t>(value) + static_cast<uint32_t>(unit) - 1U) /
+                              static_cast<uint32_t>(unit));
+}
+FP8KVD_HOST_DEVICE constexpr int32_t FloorDiv(int32_t value, int32_t unit) {
+  return static_cast<int32_t>(static_cast<uint32_t>(value) / static_cast<uint32_t>(unit));
+}
+
+FP8KVD_HOST_DEVICE constexpr int32_t ColumnBlocks(const DecodeRow& row, int32_t group,
+                                                  int32_t columns) {
+  return CeilDiv(row.q_len * group, columns);
+}
+
+FP8KVD_HOST_DEVICE constexpr RowWork WorkOf(const DecodeRow& row, int32_t group, Grain grain) {
+  const int32_t end = row.pos + row.q_len > 0 ? row.pos + row.q_len : 0;
+  int32_t first = row.window == 0 || row.pos < row.window ? 0 : row.pos - row.window + 1;
+  if (first > end) first = end;
+  const int32_t first_unit = FloorDiv(first, grain.unit_tokens);
+  const int32_t units = CeilDiv(end, grain.unit_tokens) - first_unit;
+  return {first_unit, units < 1 ? 1 : units,
+          row.kv_heads * ColumnBlocks(row, group, grain.columns)};
+}
+
+// batch_invariant: units of an item. 512 tokens keep its piece at 3 % of what the item reads. More
+// than kInvariantItemsMax items for each KV head would only make the merge longer, and its
+// workspace; fewer would leave warps without work when one long sequence is alone.
+inline constexpr int32_t kInvariantItemsMax = 128;
+
+FP8KVD_HOST_DEVICE constexpr int32_t InvariantItemUnits(int32_t units, int32_t column_blocks,
+                                                        Grain grain) {
+  const int32_t least = 512 / grain.unit_tokens;
+  const int32_t items_max = CeilDiv(kInvariantItemsMax, column_blocks);
+  const int32_t even = CeilDiv(units, items_max);
+  return even > least ? even : least;
+}
+
+// Items of each of a row's pairs.
+FP8KVD_HOST_DEVICE constexpr int32_t InvariantItems(const DecodeRow& row, int32_t group,
+                                                    Grain grain) {
+  const int32_t units = WorkOf(row, group, grain).units;
+  const int32_t blocks = ColumnBlocks(row, group, grain.columns);
+  return CeilDiv(units, InvariantItemUnits(units, blocks, grain));
+}
+
+// (column * this) >> 16 is column / group, exactly for columns below 1024 and groups up to 16.
+static_assert(kQLenMax * kGroupMax <= 1024);
+FP8KVD_HOST_DEVICE constexpr int32_t GroupInverse(int32_t group) { return CeilDiv(65536, group); }
+
+// How a launch's items are cut: evenly over `workers`, the share raised by up to a twelfth and
+// `slack` where that cuts fewer pairs: to whole pairs, or to a whole fraction of one (pair_items:
+// items of each pair, 0 when they differ). The memory, not the multiprocessors, sets the pace of
+// long work, so a few idle workers cost nothing.
+FP8KVD_HOST_DEVICE constexpr int32_t ShareOf(int32_t items, int32_t workers, int32_t pair_items,
+                                             int32_t slack) {
+  const int32_t even = items > workers ? CeilDiv(items, workers) : 1;
+  if (pair_items == 0) return even;
+  const int32_t allowed = even + even / 12 + slack;
+  if (pair_items > even && pair_items <= allowed) return pair_items;
+  const int32_t share = even >= pair_items ? CeilDiv(even, pair_items) * pair_items
+                                           : CeilDiv(pair_items, FloorDiv(pair_items, even));
+  return share <= allowed ? share : even;
+}
+
+// The slack of a CTA's share: a pair cut between CTAs waits for the slowest of them and is read
+// back, which takes as long as two more units of each warp.
+FP8KVD_HOST_DEVICE constexpr int32_t CtaSlack(int32_t warps) { return 2 * warps; }
+
+// Floats of one piece: for each column head_dim sums, the maximum, the sum of the weights, and two
+// more so that neighbouring columns lie in other banks.
+FP8KVD_HOST_DEVICE constexpr int64_t PieceFloats(int32_t columns, int32_t head_dim) {
+  return static_cast<int64_t>(columns) * (head_dim + 4);
+}
+
+}  // namespace fp8kvd::kernels::cuda

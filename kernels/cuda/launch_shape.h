@@ -1,0 +1,36 @@
+// kernels/cuda/launch_shape.h: how many CTAs, warps and stages a decode launch gets. Nothing but
+// speed depends on it: the kernels cut any amount of work over any shape, so a captured launch
+// stays right when its rows' lengths change.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/cuda/decode_table.h"
+
+namespace fp8kvd::kernels::cuda {
+
+struct DeviceLimits {
+  int32_t multiprocessors;
+  int32_t shared_per_multiprocessor;  // bytes
+  int32_t shared_per_cta;             // the most that one may ask for
+};
+
+// The work of a launch, summed over its rows.
+struct LaunchWork {
+  int64_t units;  // of the kernel
+  int64_t items;  // batch_invariant: what may not be cut; else units
+  int64_t pairs;
+  int32_t items_max;  // of a pair
+};
+LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grain,
+                      bool batch_invariant);
+
+LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int32_t rows_count,
+                     const LaunchWork& work);
+
+// Pieces and CTAs of any shape that ShapeFor gives on this device, at most.
+int64_t ShapePiecesMax(const DeviceLimits& device);
+int32_t ShapeCtasMax(const DeviceLimits& device);
+
+}  // namespace fp8kvd::kernels::cuda

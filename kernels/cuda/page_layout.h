@@ -1,0 +1,130 @@
+// kernels/cuda/page_layout.h: what stands where inside one block (one page, layer and KV head) of
+// the CUDA backend. Append writes it, decode reads it, export and tests find an element through it;
+// no other file knows it. Plain arithmetic, for host and device.
+//
+// A block is four tiles of 16 tokens, one after the other, so that any run of tiles is one copy:
+//     tile:  K fragments | V fragments | 16 k_scales | 16 v_scales      (no scales in bf16)
+// Fragments are what the lanes of a warp feed to mma.m16n8k16 as its A operand, in the order in
+// which they load them: 16 bytes a lane, lane after lane, so that loads meet no bank twice and need
+// no shuffling. Below, lane = 4 g + t (g 0..7, t 0..3) and a chunk is 32 dimensions; head
+// dimensions that leave 16 over end with half a chunk.
+//
+// K (tokens are M, dimensions are K). Lane (g, t) holds tokens g and g + 8 of the tile and, of
+// chunk
+//   c, the dimensions 32 c + 8 t ... + 7: two k-steps of four. The order of dimensions inside a
+//   product does not matter as long as the query is loaded in the same one.
+// V (dimensions are M, tokens are K). Lane (g, t) holds, of chunk c, the dimensions 32 c + 4 g ...
+// + 3
+//   (rows g and g + 8 of two M tiles) and the tokens 2t, 2t + 1, 2t + 8, 2t + 9.
+//
+// bf16. An element is a 16-bit half of a register; a chunk is two groups of 512 bytes.
+// fp8_kv. A 16-bit half carries two codes, mixed bit by bit so that each becomes a bf16 with few
+//   instructions (expand.cuh): code "a" has its sign in bit 15 and its seven other bits in 10..4,
+//   code "b" its sign in bit 11, its low four bits in 3..0 and the next three in 14..12. Either way
+//   the bf16 is worth the code times 2^-120.
+#pragma once
+
+#include <cstdint>
+
+#include "config/base/geometry.h"
+#include "config/base/limits.h"
+#include "kernels/host_device.h"
+
+namespace fp8kvd::kernels::cuda {
+
+inline constexpr int32_t kTileTokens = 16;
+inline constexpr int32_t kTilesPerPage = kPageTokens / kTileTokens;
+inline constexpr int32_t kChunkDims = 32;
+
+// Bytes of K, or of V, of one tile without scales.
+FP8KVD_HOST_DEVICE constexpr int32_t TileOperandBytes(Precision precision, int32_t head_dim) {
+  return kTileTokens * head_dim * (precision == Precision::kFp8Kv ? 1 : 2);
+}
+
+FP8KVD_HOST_DEVICE constexpr int32_t TileBytes(Precision precision, int32_t head_dim) {
+  const int32_t scales = precision == Precision::kFp8Kv ? 2 * kTileTokens * int32_t{4} : 0;
+  return 2 * TileOperandBytes(precision, head_dim) + scales;
+}
+
+FP8KVD_HOST_DEVICE constexpr int32_t BlockBytesOf(Precision precision, int32_t head_dim) {
+  return kTilesPerPage * TileBytes(precision, head_dim);
+}
+
+// Where the scales of a tile's 16 tokens start: of K, and of V. fp8_kv only.
+FP8KVD_HOST_DEVICE constexpr int32_t TileKScales(int32_t head_dim) {
+  return 2 * TileOperandBytes(Precision::kFp8Kv, head_dim);
+}
+FP8KVD_HOST_DEVICE constexpr int32_t TileVScales(int32_t head_dim) {
+  return TileKScales(head_dim) + kTileTokens * int32_t{4};
+}
+
+// A 16-bit half of a register in a tile: its byte offset, and which of its two codes is meant
+// (fp8_kv; false in bf16, where the half is the element).
+struct HalfWord {
+  int32_t byte;
+  bool is_b;
+};
+
+// Place of dimension `dim` of the tile's token `token` (0..15) in the tile's K.
+template <Precision kPrecision>
+FP8KVD_HOST_DEVICE constexpr HalfWord KPlace(int32_t head_dim, int32_t token, int32_t dim) {
+  const int32_t chunk = dim / kChunkDims;
+  const bool whole = (chunk + 1) * kChunkDims <= head_dim;
+  const int32_t dims_per_lane = whole ? 8 : 4;  // of one token
+  const int32_t in_chunk = dim % kChunkDims;
+  const int32_t lane = 4 * (token % 8) + in_chunk / dims_per_lane;
+  const int32_t upper = token / 8;                         // token g + 8
+  const int32_t i = in_chunk % dims_per_lane;              // 0..7 or 0..3
+  const int32_t start = chunk * kChunkDims * kTileTokens;  // in elements
+  if (kPrecision == Precision::kFp8Kv) {
+    // A lane's bytes: token g, then token g + 8; four codes a word: i 0 1 are its "a", 2 3 its "b".
+    const int32_t word = upper * (dims_per_lane / 4) + i / 4;
+    return {start + lane * 2 * dims_per_lane + 4 * word + 2 * (i % 2), (i % 4) >= 2};
+  }
+  // Whole chunk: 16 bytes a lane for token g, then a second group for token g + 8.
+  // Half a chunk: 8 bytes for token g and 8 for token g + 8 in the same group.
+  const int32_t place = whole ? upper * 512 + lane * 16 : lane * 16 + upper * 8;
+  return {2 * start + place + 2 * i, false};
+}
+
+// Place of dimension `dim` of the tile's token `token` in the tile's V, from the start of V.
+template <Precision kPrecision>
+FP8KVD_HOST_DEVICE constexpr HalfWord VPlace(int32_t head_dim, int32_t token, int32_t dim) {
+  const int32_t chunk = dim / kChunkDims;
+  const bool whole = (chunk + 1) * kChunkDims <= head_dim;
+  const int32_t dims_per_lane = whole ? 4 : 2;
+  const int32_t in_chunk = dim % kChunkDims;
+  const int32_t lane = 4 * (in_chunk / dims_per_lane) + (token % 8) / 2;
+  const int32_t upper = token / 8;  // tokens 2t + 8, 2t + 9
+  const int32_t half = token % 2;
+  const int32_t m_tile = (in_chunk % dims_per_lane) / 2;  // 0 or 1 of the chunk's two M tiles
+  const int32_t row_upper = in_chunk % 2;                 // row g + 8 of the M tile
+  const int32_t start = chunk * kChunkDims * kTileTokens;
+  if (kPrecision == Precision::kFp8Kv) {
+    const int32_t word = m_tile * 2 + upper;
+    return {start + lane * 4 * dims_per_lane + 4 * word + 2 * half, row_upper == 1};
+  }
+  const int32_t word = upper * 2 + row_upper;  // a0 a1 a2 a3 of mma's A
+  return {2 * start + m_tile * 512 + lane * 16 + 4 * word + 2 * half, false};
+}
+
+// A code as the "a" or "b" part of a 16-bit half; the two parts share no bit.
+FP8KVD_HOST_DEVICE constexpr uint32_t PlaceCode(uint32_t code, bool is_b) {
+  const uint32_t sign = code & 0x80U;
+  const uint32_t rest = code & 0x7FU;
+  return is_b ? (sign << 4) | (rest & 15U) | ((rest >> 4) << 12) : (sign << 8) | (rest << 4);
+}
+inline constexpr uint32_t kHalfMaskA = 0x87F0U;
+inline constexpr uint32_t kHalfMaskB = 0x780FU;
+static_assert((kHalfMaskA ^ kHalfMaskB) == 0xFFFFU, "two codes fill a half");
+
+FP8KVD_HOST_DEVICE constexpr uint8_t CodeAt(uint32_t half, bool is_b) {
+  return static_cast<uint8_t>(is_b ? ((half >> 4) & 0x80U) | ((half >> 12 & 7U) << 4) | (half & 15U)
+                                   : ((half >> 8) & 0x80U) | ((half >> 4) & 0x7FU));
+}
+
+// The codes' bf16 are worth code * 2^-kCodeExponent; the query and P * v_scale are scaled up by
+// 2^kExponentTrick, and the rest goes into the factors of the scores and of the output.
+inline constexpr int32_t kCodeExponent = 120;
+
+}  // namespace fp8kvd::kernels::cuda

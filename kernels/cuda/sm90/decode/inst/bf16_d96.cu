@@ -1,0 +1,9 @@
+#include "kernels/cuda/sm90/decode/decode.cuh"
+
+namespace fp8kvd::kernels::cuda::sm90 {
+
+template struct Decode<Precision::kBf16, 96, 8>;
+template struct Decode<Precision::kBf16, 96, 16>;
+template struct Decode<Precision::kBf16, 96, 32>;
+
+}  // namespace fp8kvd::kernels::cuda::sm90

@@ -1,0 +1,9 @@
+#include "kernels/cuda/sm90/decode/decode.cuh"
+
+namespace fp8kvd::kernels::cuda::sm90 {
+
+template struct Decode<Precision::kFp8Kv, 128, 8>;
+template struct Decode<Precision::kFp8Kv, 128, 16>;
+template struct Decode<Precision::kFp8Kv, 128, 32>;
+
+}  // namespace fp8kvd::kernels::cuda::sm90
