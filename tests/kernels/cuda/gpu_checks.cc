@@ -1,0 +1,389 @@
+#include "tests/kernels/cuda/gpu_checks.h"
+
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "config/base/limits.h"
+#include "kernels/bf16.h"
+#include "kernels/cuda/page_layout.h"
+#include "kernels/reference/append.h"
+#include "tests/kernels/cases.h"
+#include "tests/kernels/run_case.h"
+
+namespace fp8kvd::kernels::cuda {
+namespace {
+
+using cases::Answer;
+using cases::BackendDevice;
+using cases::Case;
+using cases::Random;
+using cases::Row;
+using cases::Unseen;
+
+constexpr Precision kPrecisions[] = {Precision::kFp8Kv, Precision::kBf16};
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+bool SameBits(const Answer& a, const Answer& b) {
+  return SameBits(a.out, b.out) && SameBits(a.lse, b.lse);
+}
+
+Row AtEnd(int32_t seq_len, int32_t q_len, int32_t kv_heads) {
+  Row row;
+  row.seq_len = seq_len;
+  row.pos = seq_len - q_len;
+  row.q_len = q_len;
+  row.kv_heads = kv_heads;
+  return row;
+}
+
+Case Ragged(Precision precision, int32_t head_dim, int32_t group, int32_t rows, int32_t len_max) {
+  Case c;
+  c.name = "ragged";
+  c.precision = precision;
+  c.head_dim = head_dim;
+  c.group = group;
+  c.out_type = OutType::kFp32;
+  c.seed = 77;
+  Random random(rows * 1000 + head_dim + group);
+  for (int32_t i = 0; i < rows; ++i) {
+    c.rows.push_back(AtEnd(4 + static_cast<int32_t>(random.Below(len_max)), 1 + i % 3 % 2, 2));
+  }
+  return c;
+}
+
+std::string LaunchCase(BackendDevice& device, const Case& c, Answer* answer) {
+  return cases::Launch(device, c, cases::MakeData(c), Unseen::kPoison, answer);
+}
+
+// ---- Append ----
+
+// One block of the cache as a test reads it.
+template <Precision kPrecision>
+struct BlockView {
+  const uint8_t* block;
+  int32_t head_dim;
+
+  const uint8_t* Tile(int32_t token) const {
+    return block + token / kTileTokens * TileBytes(kPrecision, head_dim);
+  }
+  // The code or the bf16 of one element.
+  uint32_t Element(bool is_key, int32_t token, int32_t dim) const {
+    const int32_t t = token % kTileTokens;
+    const HalfWord place =
+        is_key ? KPlace<kPrecision>(head_dim, t, dim) : VPlace<kPrecision>(head_dim, t, dim);
+    const int32_t start = is_key ? 0 : TileOperandBytes(kPrecision, head_dim);
+    uint16_t half = 0;
+    std::memcpy(&half, Tile(token) + start + place.byte, sizeof(half));
+    return kPrecision == Precision::kFp8Kv ? CodeAt(half, place.is_b) : half;
+  }
+  float Scale(bool is_key, int32_t token) const {
+    float scale = 0.0F;
+    const int32_t start = is_key ? TileKScales(head_dim) : TileVScales(head_dim);
+    std::memcpy(&scale, Tile(token) + start + 4 * (token % kTileTokens), sizeof(scale));
+    return scale;
+  }
+};
+
+// Tokens that are appended in slices: at odd places, whole tiles and across pages.
+struct AppendCase {
+  int32_t head_dim;
+  int32_t kv_heads;
+  std::vector<int32_t> slices;  // lengths, from position 3 on
+};
+constexpr int32_t kAppendFirst = 3;
+
+template <Precision kPrecision>
+std::string CompareBlock(const BlockView<kPrecision>& view, bool is_key, int32_t token,
+                         const uint16_t* row) {
+  std::vector<uint8_t> codes(view.head_dim);
+  float scale = 0.0F;
+  reference::QuantizeRow(row, view.head_dim, codes.data(), &scale);
+  const std::string at = (is_key ? "K of token " : "V of token ") + std::to_string(token);
+  for (int32_t dim = 0; dim < view.head_dim; ++dim) {
+    const uint32_t want = kPrecision == Precision::kFp8Kv ? codes[dim] : row[dim];
+    const uint32_t got = view.Element(is_key, token % kPageTokens, dim);
+    if (got != want) {
+      return at + ", dimension " + std::to_string(dim) + ": " + std::to_string(got) +
+             ", the reference has " + std::to_string(want);
+    }
+  }
+  if (kPrecision == Precision::kBf16) return "";
+  const float got = view.Scale(is_key, token % kPageTokens);
+  return std::memcmp(&got, &scale, sizeof(scale)) == 0 ? "" : at + ": scale differs";
+}
+
+// Rows that make every kind of code: ordinary, subnormal codes, zero, subnormal and huge values.
+void FillAppendRow(Random& random, int64_t kind, int32_t head_dim, uint16_t* row) {
+  for (int32_t i = 0; i < head_dim; ++i) {
+    float factor = 1.0F;
+    if (kind % 7 == 1) factor = i == 5 ? 400.0F : 0x1p-4F;
+    if (kind % 7 == 2) factor = 0.0F;
+    if (kind % 7 == 3) factor = 0x1p-130F;
+    if (kind % 7 == 4) factor = 0x1p26F;
+    if (kind % 7 == 5) factor = i % 2 == 0 ? 1.0F : 0x1p-12F;
+    row[i] = FloatToBf16(random.Normal() * factor);
+  }
+}
+
+template <Precision kPrecision>
+std::string CheckAppend(Backend& backend, BackendDevice& device, const AppendCase& c) {
+  device.Reset();
+  int32_t tokens = 0;
+  for (const int32_t n : c.slices) tokens += n;
+  const int32_t end = kAppendFirst + tokens;
+  const int32_t pages = (end + kPageTokens - 1) / kPageTokens;
+  const int64_t block = BlockBytesOf(kPrecision, c.head_dim);
+  const int64_t stride = block * c.kv_heads;
+  uint8_t* pool = device.Pool(pages * stride);
+  std::string error = device.Poison(pool, pages * stride);
+  int32_t* table = device.Table(pages);
+  std::vector<int32_t> page_ids(pages);
+  for (int32_t i = 0; i < pages; ++i) page_ids[i] = pages - 1 - i;
+  if (error.empty()) error = device.SetTable(table, page_ids);
+
+  const int64_t row_elements = int64_t{c.kv_heads} * c.head_dim;
+  const int64_t elements = tokens * row_elements;
+  auto* k = reinterpret_cast<uint16_t*>(device.Staging(elements * 2));
+  auto* v = reinterpret_cast<uint16_t*>(device.Staging(elements * 2));
+  Random random(c.head_dim);
+  for (int64_t i = 0; i < int64_t{tokens} * c.kv_heads; ++i) {
+    FillAppendRow(random, i, c.head_dim, k + i * c.head_dim);
+    FillAppendRow(random, i + 3, c.head_dim, v + i * c.head_dim);
+  }
+  int32_t done = 0;
+  for (const int32_t n : c.slices) {
+    const AppendRow row = {k + done * row_elements,
+                           v + done * row_elements,
+                           table,
+                           pool,
+                           stride,
+                           kAppendFirst + done,
+                           n,
+                           c.kv_heads};
+    if (error.empty()) error = device.Append({&row, 1, c.head_dim, kPrecision});
+    done += n;
+  }
+  std::vector<uint8_t> bytes(pages * stride);
+  if (error.empty() && !backend.Read(pool, absl::MakeSpan(bytes)).ok()) error = "reading failed";
+  for (int32_t token = kAppendFirst; error.empty() && token < end; ++token) {
+    for (int32_t head = 0; error.empty() && head < c.kv_heads; ++head) {
+      const int64_t page = page_ids[token / kPageTokens];
+      const BlockView<kPrecision> view = {bytes.data() + page * stride + head * block, c.head_dim};
+      const int64_t at = ((token - kAppendFirst) * int64_t{c.kv_heads} + head) * c.head_dim;
+      error = CompareBlock(view, true, token, k + at);
+      if (error.empty()) error = CompareBlock(view, false, token, v + at);
+    }
+  }
+  // What was not appended is as it was.
+  const BlockView<kPrecision> first = {bytes.data() + page_ids[0] * stride, c.head_dim};
+  const uint32_t poison = kPrecision == Precision::kFp8Kv ? 0xFFU : 0xFFFFU;
+  for (int32_t dim = 0; error.empty() && dim < c.head_dim; ++dim) {
+    if (first.Element(true, kAppendFirst - 1, dim) != poison ||
+        first.Element(false, kAppendFirst - 1, dim) != poison) {
+      error = "a token before the appended ones changed";
+    }
+  }
+  return error;
+}
+
+std::string AppendEqualsTheReference(Backend& backend, BackendDevice& device) {
+  for (const int32_t head_dim : kHeadDims) {
+    const AppendCase c = {head_dim, 3, {1, 1, 7, 4, 16, 33, 1, 80, 15}};
+    std::string error = CheckAppend<Precision::kFp8Kv>(backend, device, c);
+    if (error.empty()) error = CheckAppend<Precision::kBf16>(backend, device, c);
+    if (!error.empty()) return "d" + std::to_string(head_dim) + ": " + error;
+  }
+  return "";
+}
+
+// ---- Bits ----
+
+std::string TheSameLaunchTwice(Backend& /*backend*/, BackendDevice& device) {
+  for (const Precision precision : kPrecisions) {
+    const Case c = Ragged(precision, 128, 8, 48, 3000);
+    Answer first;
+    std::string error = LaunchCase(device, c, &first);
+    for (int32_t i = 0; i < 3 && error.empty(); ++i) {
+      Answer again;
+      error = LaunchCase(device, c, &again);
+      if (error.empty() && !SameBits(first, again)) error = "bits differ";
+    }
+    if (!error.empty()) return error;
+  }
+  return "";
+}
+
+// A row's part of an answer.
+Answer PartOf(const Answer& all, const Case& c, int32_t row) {
+  size_t first = 0;
+  size_t count = 0;
+  for (int32_t i = 0; i <= row; ++i) {
+    first += count;
+    count = static_cast<size_t>(c.rows[i].q_len) * c.rows[i].kv_heads * c.group;
+  }
+  Answer part;
+  part.lse.assign(all.lse.begin() + first, all.lse.begin() + first + count);
+  part.out.assign(all.out.begin() + first * c.head_dim,
+                  all.out.begin() + (first + count) * c.head_dim);
+  return part;
+}
+
+// Data of a row follow from its index in the case, so a row that is alone stands where it stood,
+// the others reduced to one token.
+std::string RowAloneOrInABatch(Backend& /*backend*/, BackendDevice& device) {
+  for (const Precision precision : kPrecisions) {
+    Case c = Ragged(precision, 128, 4, 24, 6000);
+    c.batch_invariant = true;
+    Answer batch;
+    std::string error = LaunchCase(device, c, &batch);
+    if (!error.empty()) return error;
+    for (const int32_t row : {0, 5, 11, 23}) {
+      Case alone = c;
+      for (int32_t i = 0; i < static_cast<int32_t>(c.rows.size()); ++i) {
+        if (i != row) alone.rows[i] = AtEnd(1, 1, 1);
+      }
+      Answer answer;
+      error = LaunchCase(device, alone, &answer);
+      if (!error.empty()) return error;
+      if (!SameBits(PartOf(answer, alone, row), PartOf(batch, c, row))) {
+        return "row " + std::to_string(row) + " of " + std::to_string(c.rows[row].seq_len) +
+               " tokens has other bits alone";
+      }
+    }
+  }
+  return "";
+}
+
+// The host refuses such queries; should one come through, no other row may change.
+std::string NanQueriesDisturbNobody(Backend& backend, BackendDevice& device) {
+  constexpr int32_t kRows = 20;
+  constexpr int32_t kTokens = 500;
+  constexpr int32_t kHeadDim = 128;
+  constexpr int32_t kGroup = 8;
+  for (const Precision precision : kPrecisions) {
+    device.Reset();
+    const int64_t block = backend.BlockBytes(precision, kHeadDim);
+    uint8_t* pool = device.Pool(8 * block);
+    int32_t* table = device.Table(8);
+    std::string error = device.SetTable(table, {7, 6, 5, 4, 3, 2, 1, 0});
+    Random random(5);
+    auto* kv = reinterpret_cast<uint16_t*>(device.Staging(kTokens * kHeadDim * 2));
+    for (int32_t i = 0; i < kTokens * kHeadDim; ++i) kv[i] = FloatToBf16(random.Normal());
+    const AppendRow append = {kv, kv, table, pool, block, 0, kTokens, 1};
+    if (error.empty()) error = device.Append({&append, 1, kHeadDim, precision});
+
+    constexpr int64_t kElements = kGroup * kHeadDim;
+    auto* q = reinterpret_cast<uint16_t*>(device.Staging(kRows * kElements * 2));
+    auto* out = reinterpret_cast<float*>(device.Staging(kRows * kElements * 4));
+    for (int64_t i = 0; i < kRows * kElements; ++i) q[i] = FloatToBf16(random.Normal());
+    std::vector<DecodeRow> rows;
+    for (int32_t i = 0; i < kRows; ++i) {
+      DecodeRow row{};
+      row.q = q + i * kElements;
+      row.out = out + i * kElements;
+      row.block_table = table;
+      row.base = pool;
+      row.page_stride = block;
+      row.pos = kTokens - 1 - 7 * i;
+      row.q_len = 1;
+      row.kv_heads = 1;
+      row.sm_scale = 0.1F;
+      rows.push_back(row);
+    }
+    const DecodeParams params = {rows.data(), kRows,          kHeadDim, kGroup,
+                                 precision,   OutType::kFp32, false};
+    if (error.empty()) error = device.Decode(params);
+    if (error.empty()) error = device.Wait();
+    if (!error.empty()) return error;
+    const std::vector<float> clean(out, out + kRows * kElements);
+    for (int64_t i = 0; i < kElements; ++i) q[3 * kElements + i] = 0x7FC0;  // NaN
+    for (int64_t i = 0; i < kElements; ++i) q[9 * kElements + i] = 0x7F80;  // infinite
+    error = device.Decode(params);
+    if (error.empty()) error = device.Wait();
+    if (!error.empty()) return error;
+    for (int32_t i = 0; i < kRows; ++i) {
+      if (i == 3 || i == 9) continue;
+      if (std::memcmp(out + i * kElements, clean.data() + i * kElements, kElements * 4) != 0) {
+        return "row " + std::to_string(i) + " changed";
+      }
+    }
+  }
+  return "";
+}
+
+std::string BatchOf512(Backend& /*backend*/, BackendDevice& device) {
+  for (const Precision precision : kPrecisions) {
+    Case c = Ragged(precision, 64, 4, 512, 700);
+    const std::string error = cases::RunCase(device, c);
+    if (!error.empty()) return error;
+  }
+  return "";
+}
+
+// ---- The rest of the backend ----
+
+std::string CopiedPagesAreEqual(Backend& backend, BackendDevice& device) {
+  device.Reset();
+  constexpr int64_t kPage = 3 * 16896;
+  uint8_t* pool = device.Pool(10 * kPage);
+  std::vector<uint8_t> bytes(10 * kPage);
+  Random random(1);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.Next());
+  if (!backend.Write(pool, bytes).ok()) return "writing failed";
+  const std::vector<PageCopy> copies = {{pool + 7 * kPage, pool, kPage},
+                                        {pool + 8 * kPage, pool + 3 * kPage, kPage}};
+  if (!backend.CopyPages(copies).ok()) return "copying failed";
+  std::vector<uint8_t> after(bytes.size());
+  if (!backend.Read(pool, absl::MakeSpan(after)).ok()) return "reading failed";
+  std::memcpy(bytes.data() + 7 * kPage, bytes.data(), kPage);
+  std::memcpy(bytes.data() + 8 * kPage, bytes.data() + 3 * kPage, kPage);
+  return after == bytes ? "" : "pages differ";
+}
+
+std::string AShapeWithoutAKernelIsNamed(Backend& backend, BackendDevice& /*device*/) {
+  const KernelShape shape = {72, 8, Precision::kFp8Kv};
+  const absl::Status status = backend.WarmUp(absl::MakeConstSpan(&shape, 1), 1, 1, 8);
+  if (status.code() != absl::StatusCode::kUnimplemented) return "not UNIMPLEMENTED";
+  const std::string text(status.message());
+  return text.find("72") != std::string::npos && text.find("128") != std::string::npos
+             ? ""
+             : "the message does not say what exists: " + text;
+}
+
+// More launches than the backend has room for in flight; none may take memory.
+std::string ManyLaunchesTakeNoMemory(Backend& backend, BackendDevice& device) {
+  Case c = Ragged(Precision::kFp8Kv, 128, 8, 2, 100);
+  Answer first;
+  std::string error = LaunchCase(device, c, &first);
+  const int64_t before = backend.allocations();
+  for (int32_t i = 0; i < 300 && error.empty(); ++i) {
+    Answer again;
+    error = LaunchCase(device, c, &again);
+    if (error.empty() && !SameBits(first, again)) error = "bits differ";
+  }
+  if (!error.empty()) return error;
+  return backend.allocations() == before ? "" : "memory was taken";
+}
+
+}  // namespace
+
+const std::vector<Check>& GpuChecks() {
+  static const std::vector<Check> checks = {
+      {"append_equals_the_reference_bit_by_bit", AppendEqualsTheReference},
+      {"the_same_launch_twice_gives_the_same_bits", TheSameLaunchTwice},
+      {"batch_invariant_row_alone_or_in_a_batch", RowAloneOrInABatch},
+      {"nan_queries_disturb_nobody", NanQueriesDisturbNobody},
+      {"batch_of_512", BatchOf512},
+      {"copied_pages_are_equal", CopiedPagesAreEqual},
+      {"a_shape_without_a_kernel_is_named", AShapeWithoutAKernelIsNamed},
+      {"many_launches_take_no_memory", ManyLaunchesTakeNoMemory},
+  };
+  return checks;
+}
+
+}  // namespace fp8kvd::kernels::cuda

@@ -1,0 +1,21 @@
+// tests/kernels/cuda/gpu_checks.h: what the GPU test asks of the backend beside the shared table of
+// cases: bits instead of tolerances, and what only a device can get wrong.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "tests/kernels/backend_device.h"
+
+namespace fp8kvd::kernels::cuda {
+
+struct Check {
+  const char* name;
+  // Empty when it holds.
+  std::string (*run)(Backend& backend, cases::BackendDevice& device);
+};
+
+const std::vector<Check>& GpuChecks();
+
+}  // namespace fp8kvd::kernels::cuda

@@ -1,0 +1,172 @@
+// fp8kv_kernel_test: runs the shared table of decode cases and the GPU's own checks on a CUDA
+// device. Stands alone: needs a driver and nothing else. Exit code 0 when all holds.
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "config/base/limits.h"
+#include "kernels/cuda/backend.h"
+#include "tests/kernels/backend_device.h"
+#include "tests/kernels/cases.h"
+#include "tests/kernels/cuda/gpu_checks.h"
+#include "tests/kernels/run_case.h"
+
+namespace fp8kvd::kernels::cuda {
+namespace {
+
+constexpr const char* kUsage =
+    "usage: fp8kv_kernel_test [--short] [--generic] [--verbose] [--filter=TEXT]\n"
+    "  --short    the small cases of each kind, for sanitizers\n"
+    "  --generic  the kernels for sm_80 and up, on any device\n"
+    "  --verbose  prints the relative L2 error of each case\n"
+    "  --filter   only cases and checks whose names contain TEXT\n";
+
+struct Flags {
+  bool is_short = false;
+  bool generic = false;
+  bool verbose = false;
+  std::string filter;
+};
+
+bool ParseFlags(int argc, char** argv, Flags* flags) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == "--short") {
+      flags->is_short = true;
+    } else if (arg == "--generic") {
+      flags->generic = true;
+    } else if (arg == "--verbose") {
+      flags->verbose = true;
+    } else if (arg.rfind("--filter=", 0) == 0) {
+      flags->filter = arg.substr(std::strlen("--filter="));
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+// What the device answered to a case, waiting to be judged.
+struct Run {
+  cases::Case c;
+  std::vector<cases::RowData> data;
+  cases::Answer answer;
+  cases::Answer with_unseen_tokens;
+  std::string error;
+  double relative_l2 = 0.0;
+};
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void JudgeRun(Run& run) {
+  if (!run.error.empty()) return;
+  const cases::Verdict verdict =
+      cases::Judge(run.answer, cases::Right(run.c, run.data, cases::Broken::kNone), run.c.out_type);
+  run.error = verdict.why;
+  run.relative_l2 = verdict.relative_l2;
+  if (run.error.empty() && (!SameBits(run.answer.out, run.with_unseen_tokens.out) ||
+                            !SameBits(run.answer.lse, run.with_unseen_tokens.lse))) {
+    run.error = "the answer depends on tokens that no query sees";
+  }
+}
+
+// The device runs all cases first; the reference follows on all cores.
+std::vector<Run> RunCases(cases::BackendDevice& device, const Flags& flags) {
+  std::vector<Run> runs;
+  for (const cases::Case& c :
+       cases::Cases(flags.is_short ? cases::Set::kShort : cases::Set::kFull)) {
+    if (c.name.find(flags.filter) == std::string::npos) continue;
+    Run run;
+    run.c = c;
+    run.data = cases::MakeData(c);
+    run.error = cases::Launch(device, c, run.data, cases::Unseen::kPoison, &run.answer);
+    if (run.error.empty()) {
+      run.error =
+          cases::Launch(device, c, run.data, cases::Unseen::kTokens, &run.with_unseen_tokens);
+    }
+    runs.push_back(std::move(run));
+  }
+  std::atomic<size_t> next{0};
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < std::thread::hardware_concurrency(); ++i) {
+    threads.emplace_back([&] {
+      for (size_t at = next++; at < runs.size(); at = next++) JudgeRun(runs[at]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return runs;
+}
+
+absl::Status WarmUp(Backend& backend) {
+  std::vector<KernelShape> shapes;
+  for (const int32_t head_dim : kHeadDims) {
+    for (int32_t group = 1; group <= kGroupMax; ++group) {
+      shapes.push_back({head_dim, group, Precision::kFp8Kv});
+      shapes.push_back({head_dim, group, Precision::kBf16});
+    }
+  }
+  return backend.WarmUp(shapes, kItemsMax, kQLenMax, /*q_heads_max=*/256);
+}
+
+class Report {
+ public:
+  void Add(const std::string& name, const std::string& error) {
+    ++(error.empty() ? passed_ : failed_);
+    if (!error.empty()) std::printf("FAILED %s: %s\n", name.c_str(), error.c_str());
+  }
+  int Close() const {
+    std::printf("%d passed, %d failed\n", passed_, failed_);
+    return failed_ == 0 && passed_ > 0 ? 0 : 1;
+  }
+
+ private:
+  int passed_ = 0;
+  int failed_ = 0;
+};
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  if (!ParseFlags(argc, argv, &flags)) {
+    std::fputs(kUsage, stderr);
+    return 2;
+  }
+  CudaOptions options;
+  options.generic_kernels = flags.generic;
+  auto backend = MakeCudaBackend(options);
+  if (!backend.ok()) {
+    std::fprintf(stderr, "%s\n", backend.status().ToString().c_str());
+    return 2;
+  }
+  std::printf("%s\n", (*backend)->Device().name.c_str());
+  const absl::Status warm = WarmUp(**backend);
+  if (!warm.ok()) {
+    std::fprintf(stderr, "%s\n", warm.ToString().c_str());
+    return 2;
+  }
+  cases::BackendDevice::Sizes sizes;
+  if (flags.is_short) sizes = {int64_t{512} << 20, 1 << 20, int64_t{256} << 20};
+  cases::BackendDevice device(**backend, sizes);
+
+  Report report;
+  for (const Run& run : RunCases(device, flags)) {
+    if (flags.verbose) std::printf("%s: relative L2 %.6f\n", run.c.name.c_str(), run.relative_l2);
+    report.Add(run.c.name, run.error);
+  }
+  for (const Check& check : GpuChecks()) {
+    if (std::string(check.name).find(flags.filter) == std::string::npos) continue;
+    report.Add(check.name, check.run(**backend, device));
+  }
+  if (flags.filter.empty()) report.Add("broken_scales_fail", cases::CheckThatBrokenScalesFail());
+  return report.Close();
+}
+
+}  // namespace
+}  // namespace fp8kvd::kernels::cuda
+
+int main(int argc, char** argv) { return fp8kvd::kernels::cuda::Main(argc, argv); }
