@@ -1,0 +1,317 @@
+#include "bench/gpu_problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+
+#include "bench/gpu_roof.h"
+#include "kernels/bf16.h"
+#include "kernels/cuda/any/append.h"
+#include "kernels/cuda/any/merge.h"
+#include "kernels/cuda/page_layout.h"
+#include "tests/kernels/cases.h"
+
+namespace fp8kvd::bench {
+namespace {
+
+using kernels::AppendRow;
+using kernels::DecodeRow;
+using kernels::OutType;
+using kernels::cases::Random;
+using namespace kernels::cuda;  // the parts under measurement
+
+constexpr int64_t kPoolBytes = int64_t{20} << 30;
+constexpr int64_t kRotatedBytes = int64_t{320} << 20;
+constexpr int32_t kCopiesMax = 512;
+constexpr int32_t kReplays = 9;
+
+// Places in the scratch memory.
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kNoiseAt = 0;  // K, V and q rows
+constexpr int64_t kNoiseBytes = 256 * kMiB;
+constexpr int64_t kOutAt = kNoiseAt + kNoiseBytes;
+constexpr int64_t kOutBytes = 256 * kMiB;
+constexpr int64_t kRowsAt = kOutAt + kOutBytes;
+constexpr int64_t kRowsBytes = 64 * kMiB;
+constexpr int64_t kTableAt = kRowsAt + kRowsBytes;
+constexpr int64_t kTableBytes = 64 * kMiB;
+constexpr int64_t kAppendRowsAt = kTableAt + kTableBytes;
+constexpr int64_t kAppendRowsBytes = 64 * kMiB;
+constexpr int64_t kPiecesAt = kAppendRowsAt + kAppendRowsBytes;
+constexpr int64_t kPiecesBytes = 1024 * kMiB;
+constexpr int64_t kScratchBytes = kPiecesAt + kPiecesBytes;
+
+int64_t Pages(int32_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+
+}  // namespace
+
+void Must(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+
+int64_t Shape::KvBytes() const {
+  const int64_t tokens = std::accumulate(kv_lens.begin(), kv_lens.end(), int64_t{0});
+  return tokens * kv_heads * KvBytesPerToken(precision, head_dim);
+}
+
+// A shape laid out on the device, `copies` times.
+struct Gpu::Problem {
+  Shape shape;
+  int32_t copies = 0;
+  int64_t copy_bytes = 0;
+  std::vector<DecodeRow> rows;  // of the first copy
+  const DecodeRow* device_rows = nullptr;
+  const AppendRow* device_appends = nullptr;  // the last token of each sequence, written again
+};
+
+Gpu::Gpu() {
+  Must(cudaGetDeviceProperties(&properties_, 0), "asking the device");
+  limits_ = {properties_.multiProcessorCount,
+             static_cast<int32_t>(properties_.sharedMemPerMultiprocessor),
+             static_cast<int32_t>(properties_.sharedMemPerBlockOptin)};
+  Must(cudaStreamCreate(&stream_), "making a stream");
+  Must(cudaMalloc(reinterpret_cast<void**>(&pool_), kPoolBytes), "taking the pool");
+  Must(cudaMalloc(reinterpret_cast<void**>(&scratch_), kScratchBytes), "taking scratch memory");
+  uint8_t* counters = nullptr;
+  Must(cudaMalloc(reinterpret_cast<void**>(&counters), kMiB), "taking counters");
+  Must(cudaMemset(counters, 0, kMiB), "zeroing counters");
+  workspace_.pieces = reinterpret_cast<float*>(scratch_ + kPiecesAt);
+  workspace_.arrivals = reinterpret_cast<uint32_t*>(counters);
+  workspace_.row_items = reinterpret_cast<int32_t*>(counters + kMiB / 2);
+  std::vector<uint16_t> noise(kNoiseBytes / 2);
+  Random random(1);
+  for (size_t i = 0; i < noise.size(); ++i) {
+    // New numbers for the first 16 MiB, then the same ones again, displaced.
+    constexpr size_t kFresh = 8 * kMiB;
+    noise[i] = i < kFresh ? kernels::FloatToBf16(random.Normal()) : noise[i - kFresh + 7];
+  }
+  Upload(noise.data(), kNoiseBytes, kNoiseAt, scratch_);
+  for (const DecodeKernel& kernel : DecodeTable()) {
+    Must(kernel.prepare(limits_.shared_per_cta), "loading a kernel");
+  }
+}
+
+void Gpu::Upload(const void* from, int64_t bytes, int64_t offset, uint8_t* to) const {
+  Must(cudaMemcpy(to + offset, from, bytes, cudaMemcpyHostToDevice), "uploading");
+}
+
+void Gpu::Fill(Precision precision, int32_t head_dim) {
+  if (filled_head_dim_ == head_dim && filled_ == precision) return;
+  const int64_t block = BlockBytesOf(precision, head_dim);
+  constexpr int32_t kTokens = 64 * 1024;  // appended once, then copied over the whole pool
+  const int64_t pages = Pages(kTokens);
+  std::vector<int32_t> table(pages);
+  std::iota(table.begin(), table.end(), 0);
+  Upload(table.data(), pages * 4, kTableAt, scratch_);
+  const auto* noise = reinterpret_cast<const uint16_t*>(scratch_ + kNoiseAt);
+  const AppendRow row = {noise,
+                         noise + 9 * kMiB,
+                         reinterpret_cast<int32_t*>(scratch_ + kTableAt),
+                         pool_,
+                         block,
+                         0,
+                         kTokens,
+                         1};
+  Upload(&row, sizeof(row), kAppendRowsAt, scratch_);
+  const auto* rows = reinterpret_cast<const AppendRow*>(scratch_ + kAppendRowsAt);
+  Must(LaunchAppend({rows, 1, head_dim, precision}, kTokens / kTileTokens, stream_), "filling");
+  for (int64_t done = pages * block; done < kPoolBytes;) {
+    const int64_t bytes = std::min(done, kPoolBytes - done);
+    Must(cudaMemcpyAsync(pool_ + done, pool_, bytes, cudaMemcpyDeviceToDevice, stream_), "filling");
+    done += bytes;
+  }
+  Must(cudaStreamSynchronize(stream_), "filling");
+  filled_ = precision;
+  filled_head_dim_ = head_dim;
+}
+
+Gpu::Problem Gpu::Place(const Shape& shape) {
+  Fill(shape.precision, shape.head_dim);
+  Problem problem;
+  problem.shape = shape;
+  const int64_t stride = int64_t{BlockBytesOf(shape.precision, shape.head_dim)} * shape.kv_heads;
+  int64_t pages = 0;
+  for (const int32_t len : shape.kv_lens) pages += Pages(len);
+  problem.copy_bytes = pages * stride;
+  problem.copies =
+      static_cast<int32_t>(std::min<int64_t>(kRotatedBytes / problem.copy_bytes + 1, kCopiesMax));
+  std::vector<int32_t> table(pages);
+  std::iota(table.begin(), table.end(), 0);
+  Random(7).Shuffle(table);
+  Upload(table.data(), pages * 4, kTableAt, scratch_);
+
+  std::vector<DecodeRow> rows;
+  std::vector<AppendRow> appends;
+  const auto* noise = reinterpret_cast<const uint16_t*>(scratch_ + kNoiseAt);
+  const int64_t q_elements = int64_t{shape.q_len} * shape.q_heads * shape.head_dim;
+  for (int32_t copy = 0; copy < problem.copies; ++copy) {
+    const auto* entry = reinterpret_cast<const int32_t*>(scratch_ + kTableAt);
+    for (size_t i = 0; i < shape.kv_lens.size(); ++i) {
+      DecodeRow row{};
+      row.q = noise + i * q_elements;
+      row.out = scratch_ + kOutAt + i * q_elements * 2;
+      row.block_table = entry;
+      row.base = pool_ + copy * problem.copy_bytes;
+      row.page_stride = stride;
+      row.pos = shape.kv_lens[i] - shape.q_len;
+      row.q_len = shape.q_len;
+      row.kv_heads = shape.kv_heads;
+      row.sm_scale = 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
+      rows.push_back(row);
+      appends.push_back({noise + i * q_elements, noise + i * q_elements + 1024, entry,
+                         pool_ + copy * problem.copy_bytes, stride, shape.kv_lens[i] - 1, 1,
+                         shape.kv_heads});
+      entry += Pages(shape.kv_lens[i]);
+    }
+  }
+  Upload(rows.data(), static_cast<int64_t>(rows.size() * sizeof(DecodeRow)), kRowsAt, scratch_);
+  Upload(appends.data(), static_cast<int64_t>(appends.size() * sizeof(AppendRow)), kAppendRowsAt,
+         scratch_);
+  rows.resize(shape.kv_lens.size());
+  problem.rows = rows;
+  problem.device_rows = reinterpret_cast<const DecodeRow*>(scratch_ + kRowsAt);
+  problem.device_appends = reinterpret_cast<const AppendRow*>(scratch_ + kAppendRowsAt);
+  return problem;
+}
+
+double Gpu::MedianUs(int32_t launches, const std::function<void(int32_t)>& launch) {
+  launch(0);
+  Must(cudaStreamSynchronize(stream_), "the first launch");
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  Must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capturing");
+  for (int32_t i = 0; i < launches; ++i) launch(i);
+  Must(cudaStreamEndCapture(stream_, &graph), "capturing");
+  Must(cudaGraphInstantiate(&replay, graph, 0), "making a graph");
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  Must(cudaEventCreate(&begin), "making an event");
+  Must(cudaEventCreate(&end), "making an event");
+  std::vector<double> times;
+  for (int32_t i = -2; i < kReplays; ++i) {
+    Must(cudaEventRecord(begin, stream_), "timing");
+    Must(cudaGraphLaunch(replay, stream_), "replaying");
+    Must(cudaEventRecord(end, stream_), "timing");
+    Must(cudaEventSynchronize(end), "replaying");
+    float ms = 0.0F;
+    Must(cudaEventElapsedTime(&ms, begin, end), "timing");
+    if (i >= 0) times.push_back(1e3 * static_cast<double>(ms) / launches);
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+double Gpu::DecodeUs(const Shape& shape, const Variant& variant) {
+  const Problem problem = Place(shape);
+  const int32_t group = shape.group();
+  const DecodeKernel* kernel =
+      FindDecodeKernel(variant.sm, shape.precision, shape.head_dim, shape.q_len * group);
+  const auto count = static_cast<int32_t>(problem.rows.size());
+  const LaunchWork work = WorkOfRows(problem.rows, group, kernel->grain, variant.batch_invariant);
+  const LaunchShape launch_shape = ShapeFor(*kernel, limits_, count, work);
+  if (variant.batch_invariant &&
+      work.items * PieceFloats(kernel->grain.columns, shape.head_dim) * 4 > kPiecesBytes) {
+    std::fprintf(stderr, "a batch_invariant cell needs more room for pieces\n");
+    std::exit(1);
+  }
+  DecodeArgs args = workspace_;
+  args.rows_count = count;
+  args.group = group;
+  args.group_inverse = GroupInverse(group);
+  args.out_type = OutType::kBf16;
+  args.batch_invariant = variant.batch_invariant;
+  args.cache_settled = !variant.with_append;
+  const int32_t launches = std::max(20, problem.copies);
+  return MedianUs(launches, [&](int32_t i) {
+    const int64_t first = int64_t{i % problem.copies} * count;
+    if (variant.with_append) {
+      Must(LaunchAppend({problem.device_appends + first, count, shape.head_dim, shape.precision},
+                        shape.kv_heads, stream_),
+           "appending");
+    }
+    args.rows = problem.device_rows + first;
+    Must(kernel->launch(args, launch_shape, stream_), "decoding");
+    if (variant.batch_invariant) {
+      Must(LaunchMerge(args, shape.precision, shape.head_dim, kernel->grain,
+                       shape.q_len * shape.q_heads, stream_),
+           "merging");
+    }
+  });
+}
+
+Gpu::Append Gpu::BulkAppend(Precision precision, int32_t head_dim, int32_t seqs, int32_t kv_heads,
+                            int32_t n) {
+  Shape shape;
+  shape.kv_lens.assign(seqs, n);
+  shape.q_heads = shape.kv_heads = kv_heads;
+  shape.head_dim = head_dim;
+  shape.precision = precision;
+  const Problem problem = Place(shape);
+  const int64_t elements = int64_t{n} * kv_heads * head_dim;
+  const auto* noise = reinterpret_cast<const uint16_t*>(scratch_ + kNoiseAt);
+  const int64_t noise_elements = kNoiseBytes / 2;
+  std::vector<AppendRow> rows;
+  for (int32_t copy = 0; copy < problem.copies; ++copy) {
+    for (int32_t i = 0; i < seqs; ++i) {
+      const DecodeRow& row = problem.rows[i];
+      const int64_t at = (int64_t{copy * seqs + i} * 2 * elements) % (noise_elements / 2);
+      rows.push_back({noise + at, noise + at + elements, row.block_table,
+                      pool_ + copy * problem.copy_bytes, row.page_stride, 0, n, kv_heads});
+    }
+  }
+  Upload(rows.data(), static_cast<int64_t>(rows.size() * sizeof(AppendRow)), kAppendRowsAt,
+         scratch_);
+  Append result{};
+  result.us = MedianUs(std::max(20, problem.copies), [&](int32_t i) {
+    const AppendRow* of_copy = problem.device_appends + int64_t{i % problem.copies} * seqs;
+    Must(LaunchAppend({of_copy, seqs, head_dim, precision},
+                      (n + kTileTokens - 1) / kTileTokens * kv_heads, stream_),
+         "appending");
+  });
+  result.bytes = 4 * elements * seqs + shape.KvBytes();
+  filled_head_dim_ = 0;  // the pool holds other data now
+  return result;
+}
+
+double Gpu::ReadGbps() {
+  constexpr int64_t kBytes = int64_t{8} << 30;
+  const double us = MedianUs(3, [&](int32_t i) {
+    Must(LaunchRead(pool_ + i % 2 * kBytes, kBytes, workspace_.arrivals + 1024, stream_),
+         "reading");
+  });
+  return static_cast<double>(kBytes) / us / 1e3;
+}
+
+double Gpu::CopyGbps() {
+  constexpr int64_t kBytes = int64_t{8} << 30;
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  Must(cudaEventCreate(&begin), "making an event");
+  Must(cudaEventCreate(&end), "making an event");
+  std::vector<double> times;
+  for (int32_t i = 0; i < 5; ++i) {  // not in a graph, where copies take the slower engines
+    Must(cudaEventRecord(begin, stream_), "timing");
+    Must(cudaMemcpyAsync(pool_ + kBytes, pool_, kBytes, cudaMemcpyDeviceToDevice, stream_),
+         "copying");
+    Must(cudaEventRecord(end, stream_), "timing");
+    Must(cudaEventSynchronize(end), "copying");
+    float ms = 0.0F;
+    Must(cudaEventElapsedTime(&ms, begin, end), "timing");
+    times.push_back(static_cast<double>(ms));
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  std::sort(times.begin(), times.end());
+  filled_head_dim_ = 0;
+  return 2.0 * static_cast<double>(kBytes) / times[times.size() / 2] / 1e6;
+}
+
+}  // namespace fp8kvd::bench
