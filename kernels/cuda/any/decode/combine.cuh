@@ -20,6 +20,8 @@ static_assert(kPiecesMax == kWarpLanes, "a warp lists the pieces, one a lane");
 struct PieceMarks {
   Pair head;
   Pair tail;
+  DecodeRow head_row;
+  DecodeRow tail_row;
 };
 
 // The pieces of a CTA, those of one pair together.
@@ -40,10 +42,16 @@ struct CtaCut {
   int32_t share;  // units of each CTA
 };
 
-__device__ __forceinline__ const Pair& PairOf(const PieceList& list, int32_t group) {
+// What a group's pieces are of.
+struct Owner {
+  const Pair& pair;
+  const DecodeRow& row;
+};
+
+__device__ __forceinline__ Owner OwnerOf(const PieceList& list, int32_t group) {
   const int32_t mark = list.mark[list.group_first[group]];
   const PieceMarks& marks = list.marks[mark / 2];
-  return mark % 2 == 0 ? marks.head : marks.tail;
+  return mark % 2 == 0 ? Owner{marks.head, marks.head_row} : Owner{marks.tail, marks.tail_row};
 }
 
 template <class T>
@@ -117,8 +125,8 @@ template <class T>
 __device__ __forceinline__ void CombineInCta(const DecodeArgs& args, const CtaCut& cut,
                                              int32_t warps, int32_t group, Team team,
                                              PieceList& list) {
-  const Pair pair = PairOf(list, group);
-  const DecodeRow row = args.rows[pair.row];
+  const Owner owner = OwnerOf(list, group);
+  const Pair& pair = owner.pair;
   const int32_t first = list.group_first[group];
   const int32_t count = list.group_first[group + 1] - first;
   const bool begins_here = pair.units.first >= cut.units.first;
@@ -128,7 +136,7 @@ __device__ __forceinline__ void CombineInCta(const DecodeArgs& args, const CtaCu
     const Merged merged = MergePieces<T, true>(
         count, [&](int32_t i) { return list.at[first + i]; }, column, dim);
     if (whole) {
-      WriteMerged<T>(args, row, pair, merged, column, dim);
+      WriteMerged<T>(args, owner.row, pair, merged, column, dim);
       return;
     }
     float* to = left + column * T::kPieceStride;
@@ -141,10 +149,10 @@ __device__ __forceinline__ void CombineInCta(const DecodeArgs& args, const CtaCu
 // All CTAs of the pair have left their pieces; writes the output. The pieces come through shared
 // memory where they fit: all of them under way at once, where loads would wait for each other.
 template <class T>
-__device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Pair& pair,
+__device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner& owner,
                                             const CtaCut& cut, int32_t warps, uint8_t* shared,
                                             int32_t shared_bytes) {
-  const DecodeRow row = args.rows[pair.row];
+  const Pair& pair = owner.pair;
   const int32_t first = FloorDiv(pair.units.first, cut.share);
   const int32_t count = FloorDiv(pair.units.end - 1, cut.share) - first + 1;
   const Team all = {static_cast<int32_t>(threadIdx.x), static_cast<int32_t>(blockDim.x)};
@@ -152,7 +160,7 @@ __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Pair& 
   if (count * T::kPieceBytes > shared_bytes) {
     ForColumns<T>(all, pair.columns, [&](int32_t column, int32_t dim) {
       const Merged merged = MergePieces<T, false>(count, in_global, column, dim);
-      WriteMerged<T>(args, row, pair, merged, column, dim);
+      WriteMerged<T>(args, owner.row, pair, merged, column, dim);
     });
     return;
   }
@@ -168,7 +176,7 @@ __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Pair& 
   };
   ForColumns<T>(all, pair.columns, [&](int32_t column, int32_t dim) {
     const Merged merged = MergePieces<T, true>(count, in_shared, column, dim);
-    WriteMerged<T>(args, row, pair, merged, column, dim);
+    WriteMerged<T>(args, owner.row, pair, merged, column, dim);
   });
   __syncthreads();
 }
@@ -189,17 +197,17 @@ __device__ __forceinline__ void Combine(const DecodeArgs& args, const CtaCut& cu
   for (int32_t group = mine; mine < teams && group < list.groups; group += teams) {
     CombineInCta<T>(args, cut, warps, group, team, list);
   }
-  __threadfence();
   __syncthreads();
   if (list.cut_group[0] < 0 && list.cut_group[1] < 0) return;
   if (threadIdx.x < 2) {
     const int32_t group = list.cut_group[threadIdx.x];
     bool last = false;
     if (group >= 0) {
-      const Range units = PairOf(list, group).units;
+      const Range units = OwnerOf(list, group).pair.units;
       const uint32_t first = FloorDiv(units.first, cut.share);
       const uint32_t others = FloorDiv(units.end - 1, cut.share) - first;
-      // Counts the CTAs that have come and is back at zero after the last.
+      // What the CTA's threads wrote goes before the count, which is back at zero after the last.
+      __threadfence();
       last = atomicInc(args.arrivals + first, others) == others;
     }
     list.last[threadIdx.x] = last;
@@ -209,7 +217,7 @@ __device__ __forceinline__ void Combine(const DecodeArgs& args, const CtaCut& cu
   for (int32_t i = 0; i < 2; ++i) {
     if (!list.last[i]) continue;
     __threadfence();
-    CombineCtas<T>(args, PairOf(list, list.cut_group[i]), cut, warps, rings, warps * ring_bytes);
+    CombineCtas<T>(args, OwnerOf(list, list.cut_group[i]), cut, warps, rings, warps * ring_bytes);
   }
 }
 

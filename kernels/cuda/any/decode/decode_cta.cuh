@@ -88,15 +88,26 @@ class Worker {
   __device__ __forceinline__ bool HasWork() const { return units_.first < units_.end; }
   __device__ __forceinline__ static int32_t Lane() { return threadIdx.x % kWarpLanes; }
 
-  // Fills a slot of the state with the pair of a unit at or after the row last looked at.
-  __device__ __forceinline__ void Look(int32_t unit, int32_t slot) {
-    while (unit >= map_.units[row_ + 1]) ++row_;
+  // A row, copied by the lanes together.
+  __device__ __forceinline__ static void CopyRow(const DecodeRow& from, DecodeRow& to) {
     constexpr int32_t kWords = sizeof(DecodeRow) / 4;
     static_assert(kWords <= kWarpLanes);
     if (Lane() < kWords) {
-      reinterpret_cast<uint32_t*>(&state_.row[slot])[Lane()] =
-          reinterpret_cast<const uint32_t*>(args_.rows + row_)[Lane()];
+      reinterpret_cast<uint32_t*>(&to)[Lane()] = reinterpret_cast<const uint32_t*>(&from)[Lane()];
     }
+  }
+
+  // Says that the warp leaves a piece of this pair.
+  __device__ __forceinline__ static void Mark(const DecodeRow& row, const Pair& pair,
+                                              DecodeRow& row_mark, Pair& mark) {
+    CopyRow(row, row_mark);
+    if (Lane() == 0) mark = pair;
+  }
+
+  // Fills a slot of the state with the pair of a unit at or after the row last looked at.
+  __device__ __forceinline__ void Look(int32_t unit, int32_t slot) {
+    while (unit >= map_.units[row_ + 1]) ++row_;
+    CopyRow(args_.rows[row_], state_.row[slot]);
     __syncwarp();
     const Pair pair = PairAt<T>(args_, map_, state_.row[slot], row_, unit);
     if (Lane() == 0) state_.pair[slot] = pair;
@@ -153,10 +164,10 @@ class Worker {
       piece = ItemPiece(pair, done.first);
     } else if (done.end == units_.end) {
       piece = reinterpret_cast<float*>(ring_);
-      if (lane == 0) marks_.tail = pair;
+      Mark(row, pair, marks_.tail_row, marks_.tail);
     } else {
       piece = HeadPiece<T>(args_, blockDim.x / kWarpLanes, threadIdx.x / kWarpLanes);
-      if (lane == 0) marks_.head = pair;
+      Mark(row, pair, marks_.head_row, marks_.head);
     }
     WritePiece<T>(acc, lane, piece);
   }
