@@ -1,62 +1,25 @@
 """What the client makes of a daemon's answers, faults and absences; each test sync and asyncio."""
 
-import contextlib
-import io
-import sys
-import types
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import threading
 import unittest
 from unittest import mock
 
 import grpc
-import ml_dtypes
 import numpy as np
 
-from package import ROOT  # noqa: F401  # installs fp8kvd
+from client_case import QUICK, Case, both_flavours, rows
 
 import fake_tensors
 import fp8kvd
 from fake_daemon import FakeDaemon, Fault
-from flavours import aio_client
 from fp8kvd import errors
 from fp8kvd.v1 import kv_pb2 as kv
 
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
-QUICK = fp8kvd.Options("unused", backoff_s_min=0.001, backoff_s_max=0.002)
-
-
-def rows(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(ml_dtypes.bfloat16)
-
-
-class Case:
-    """A fake daemon and a client of one flavour."""
-
-    def setUp(self):
-        self.daemon = FakeDaemon()
-        self.addCleanup(self.daemon.stop)
-        self.client = self.connect(self.daemon.target, options=QUICK)
-
-    def step(self, n=1, seed=0):
-        return rows(n, 2, 4, seed=seed), rows(n, 2, 4, seed=seed + 1), rows(n, 2, 4, seed=seed + 2)
-
-    def kept(self, sequence, layer=0):
-        """The rows of k and v that the daemon has, [tokens, 2, kv_heads, head_dim]."""
-        raw = bytes(self.daemon.rows[sequence.handle.seq_id].get(layer, b""))
-        return np.frombuffer(raw, ml_dtypes.bfloat16).reshape(-1, 2, 2, 4)
-
-
-class Sync:
-    def connect(self, *arguments, **named):
-        client = fp8kvd.Client(*arguments, **named)
-        self.addCleanup(client.close)
-        return client
-
-
-class Asyncio:
-    def connect(self, *arguments, **named):
-        client = aio_client(*arguments, **named)
-        self.addCleanup(client.close)
-        return client
 
 
 class Sequences(Case):
@@ -145,6 +108,7 @@ class Decode(Case):
             np.testing.assert_array_equal(out, q.view(np.uint16) if kind == "bf16" else q)
         with self.assertRaisesRegex(ValueError, r"out is uint16 \[1\].*uint16 \[1, 2, 4\]"):
             seq.decode(q, layer=0, pos=0, out=np.empty(1, np.uint16))
+        self.assertEqual(len(self.daemon.called("Decode")), 2)
 
     def test_bf16_is_never_converted_and_floats_are_rounded_to_even(self):
         seq = self.client.create_sequence()
@@ -259,6 +223,34 @@ class Failures(Case):
         with self.assertRaises(errors.DeadlineExceeded):
             seq.decode(*self.step(), layer=0, timeout_s=0.05)
 
+    def test_a_reply_that_cannot_be_read_is_the_daemons_fault(self):
+        seq = self.client.create_sequence()
+        self.daemon.out = b"short"
+        with self.assertRaisesRegex(errors.Internal, "cannot be read.*another version"):
+            seq.decode(*self.step(), layer=0)
+        with self.client.decode_stream() as stream:
+            with self.assertRaisesRegex(errors.Internal, "cannot be read"):
+                stream.submit([seq], *self.step(), layer=0).result(10)
+
+    def test_a_cancelled_call_ends_on_the_daemon_too(self):
+        seq = self.client.create_sequence()
+        self.daemon.hold.clear()
+        calls = []
+        caller = threading.Thread(target=lambda: calls.append(self.failure_of(
+            lambda: seq.decode(*self.step(), layer=0))))
+        caller.start()
+        self.assertTrue(self.daemon.waits.wait(10))
+        self.client.close()
+        caller.join(10)
+        self.assertIsInstance(calls[0], errors.Cancelled)
+        self.assertTrue(self.daemon.ended.wait(10))
+
+    def failure_of(self, call):
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001  # of another thread, judged by the test's own
+            return error
+
     def test_nobody_there_says_what_to_check(self):
         self.daemon.stop()
         with self.assertRaisesRegex(errors.Unavailable, "check that fp8kvd runs there"):
@@ -287,188 +279,6 @@ class Failures(Case):
         self.assertNotIsInstance(raised.exception, errors.SequencesLost)
 
 
-class Append(Case):
-    def setUp(self):
-        super().setUp()
-        options = fp8kvd.Options("unused", backoff_s_min=0.001, append_chunk_bytes=6 * 32)
-        self.client = self.connect(self.daemon.target, options=options)
-        self.seq = self.client.create_sequence()
-
-    def check(self, k, v, layers=1):
-        for layer in range(layers):
-            want = np.stack([k, v], axis=1 + (k.ndim == 4))
-            np.testing.assert_array_equal(self.kept(self.seq, layer),
-                                          want[layer] if k.ndim == 4 else want)
-
-    def test_goes_in_chunks(self):
-        k, v = rows(20, 2, 4), rows(20, 2, 4, seed=1)
-        self.seq.append(k, v)
-        self.check(k, v)
-        self.assertEqual([chunk.n for chunk in self.daemon.called("Chunk")], [6, 6, 6, 2])
-
-    def test_layers_take_turns(self):
-        k, v = rows(3, 20, 2, 4), rows(3, 20, 2, 4, seed=1)
-        self.seq.append(k, v)
-        self.check(k, v, layers=3)
-        self.assertEqual([chunk.layer for chunk in self.daemon.called("Chunk")][:4], [0, 1, 2, 0])
-
-    def test_short_layers_share_a_chunk(self):
-        k, v = rows(3, 2, 2, 4), rows(3, 2, 2, 4, seed=1)
-        self.seq.append(k, v)
-        self.check(k, v, layers=3)
-        self.assertEqual([chunk.layers_count for chunk in self.daemon.called("Chunk")], [3])
-
-    def test_goes_on_from_the_committed_lengths_after_a_break(self):
-        k, v = rows(3, 20, 2, 4), rows(3, 20, 2, 4, seed=1)
-        self.daemon.faults["Append"] = [Fault(messages=4), Fault(messages=1)]
-        self.seq.append(k, v)
-        self.check(k, v, layers=3)
-        sent = [(chunk.layer, chunk.pos) for chunk in self.daemon.called("Chunk")]
-        self.assertEqual(len(sent), len(set(sent)), "nothing committed is sent again")
-
-    def test_a_lost_answer_to_the_whole_is_no_error(self):
-        k, v = rows(7, 2, 4), rows(7, 2, 4, seed=1)
-        self.daemon.faults["Append"] = [Fault(messages=99)]
-        self.seq.append(k, v)
-        self.check(k, v)
-        self.assertEqual(len(self.daemon.called("Append")), 1)
-
-    def test_progress_counts_the_tries_anew(self):
-        k, v = rows(20, 2, 4), rows(20, 2, 4, seed=1)
-        self.daemon.faults["Append"] = [Fault(messages=1 if n % 2 else 0) for n in range(6)]
-        self.seq.append(k, v)
-        self.check(k, v)
-
-    def test_other_bytes_are_already_exists(self):
-        self.seq.append(rows(4, 2, 4), rows(4, 2, 4))
-        with self.assertRaises(errors.AlreadyExists):
-            self.seq.append(rows(4, 2, 4, seed=9), rows(4, 2, 4), pos=0)
-        self.assertEqual(self.seq.seq_len(0), 4)
-
-    def test_a_restart_under_it_lost_the_sequence(self):
-        self.daemon.restart()
-        with self.assertRaises(errors.SequencesLost):
-            self.seq.append(rows(4, 2, 4), rows(4, 2, 4))
-
-    def test_skip_to_goes_with_the_first_chunk(self):
-        self.seq.append(rows(10, 2, 4), rows(10, 2, 4), pos=8, skip_to=8)
-        self.assertEqual([chunk.skip_to for chunk in self.daemon.called("Chunk")], [8, 0])
-        self.assertEqual(self.seq.seq_len(0), 18)
-
-    def test_layers_of_different_lengths_need_a_position(self):
-        self.seq.append(rows(4, 2, 4), rows(4, 2, 4))
-        with self.assertRaisesRegex(ValueError, r"\[0, 4\] tokens: give pos"):
-            self.seq.append(rows(2, 4, 2, 4), rows(2, 4, 2, 4))
-
-    def test_a_bar_shows_when_asked_and_never_off_a_terminal(self):
-        bars = []
-        tqdm = types.ModuleType("tqdm")
-        tqdm.tqdm = lambda **options: bars.append(mock.Mock(**options)) or bars[-1]
-        with mock.patch.dict(sys.modules, tqdm=tqdm):
-            self.seq.append(rows(20, 2, 4), rows(20, 2, 4), progress=True)
-            with mock.patch("fp8kvd._progress._LONG_BYTES", 1), \
-                    contextlib.redirect_stderr(io.StringIO()):
-                self.seq.append(rows(20, 2, 4), rows(20, 2, 4))
-        (bar,) = bars
-        moved = sum(call.args[0] for call in bar.update.call_args_list)
-        self.assertEqual((moved, bar.total), (20 * 32, 20 * 32))
-        bar.close.assert_called_once()
-
-
-class Stream(Case):
-    def test_replies_in_any_order_find_their_calls(self):
-        seq = self.client.create_sequence()
-        self.daemon.reverse = 2
-        steps = [self.step(seed=seed) for seed in (10, 20, 30)]
-        with self.client.decode_stream() as stream:
-            futures = [stream.submit([seq], *step, layer=layer)
-                       for layer, step in enumerate(steps)]
-            for future, step in zip(futures, steps):
-                np.testing.assert_array_equal(future.result(10).out, step[0])
-
-    def test_positions_count_what_is_under_way(self):
-        seq = self.client.create_sequence()
-        with self.client.decode_stream() as stream:
-            futures = [stream.submit([seq], *self.step(seed=n), layer=0) for n in range(5)]
-            for future in futures:
-                future.result(10)
-        self.assertEqual((len(self.kept(seq)), seq.seq_len(0)), (5, 5))
-
-    def test_a_break_sends_what_is_unanswered_again_in_its_order(self):
-        seq = self.client.create_sequence()
-        self.daemon.faults["DecodeStream"] = [Fault(messages=2), Fault(messages=0)]
-        with self.client.decode_stream() as stream:
-            futures = [stream.submit([seq], *self.step(seed=n), layer=0) for n in range(6)]
-            for seed, future in enumerate(futures):
-                np.testing.assert_array_equal(future.result(10).out, self.step(seed=seed)[0])
-        self.assertEqual(len(self.kept(seq)), 6)
-
-    def test_a_failed_call_steps_back_and_leaves_the_stream_open(self):
-        seq = self.client.create_sequence()
-        self.daemon.item_faults = [kv.Error(code=3, message="too large")]
-        with self.client.decode_stream() as stream:
-            with self.assertRaises(errors.InvalidArgument):
-                stream.submit([seq], *self.step(), layer=0).result(10)
-            stream.submit([seq], *self.step(), layer=0).result(10)
-        self.assertEqual(len(self.kept(seq)), 1)
-
-    def test_a_daemon_that_stays_away_fails_what_is_unanswered(self):
-        seq = self.client.create_sequence()
-        self.daemon.faults["DecodeStream"] = [Fault(details="gone")] * 9
-        with self.client.decode_stream() as stream:
-            future = stream.submit([seq], *self.step(), layer=0)
-            with self.assertRaisesRegex(errors.Unavailable, "gone"):
-                future.result(10)
-            with self.assertRaisesRegex(errors.Cancelled, "closed"):
-                stream.submit([seq], *self.step(), layer=0)
-
-    def test_close_cancels_what_is_unanswered(self):
-        seq = self.client.create_sequence()
-        self.daemon.hold.clear()
-        with self.client.decode_stream() as stream:
-            future = stream.submit([seq], *self.step(), layer=0)
-        with self.assertRaises(errors.Cancelled):
-            future.result(10)
-
-    def test_a_restart_lost_the_sequences(self):
-        seq = self.client.create_sequence()
-        with self.client.decode_stream() as stream:
-            stream.submit([seq], *self.step(), layer=0).result(10)
-            self.daemon.restart()
-            with self.assertRaises(errors.SequencesLost):
-                stream.submit([seq], *self.step(), layer=0).result(10)
-
-
-class Leases(Case):
-    def test_sequences_are_renewed_in_the_background(self):
-        self.daemon.ttl_ms = 30
-        seqs = self.client.create_sequences(2)
-        renewed = self.wait_for("RenewSequences", 3)
-        self.assertEqual([handle.seq_id for handle in renewed[-1].handles],
-                         [seq.handle.seq_id for seq in seqs])
-
-    def test_a_freed_sequence_is_not(self):
-        self.daemon.ttl_ms = 30
-        gone, kept = self.client.create_sequences(2)
-        gone.free()
-        renewed = self.wait_for("RenewSequences", len(self.daemon.called("RenewSequences")) + 2)
-        self.assertEqual([handle.seq_id for handle in renewed[-1].handles], [kept.handle.seq_id])
-
-    def test_a_client_closes_while_it_renews(self):
-        self.daemon.ttl_ms = 30
-        self.daemon.hold.clear()
-        self.client.create_sequence()
-        self.wait_for("RenewSequences", 1)
-        self.client.close()
-
-    def wait_for(self, method, count):
-        for _ in range(2000):
-            if len(self.daemon.called(method)) >= count:
-                return self.daemon.called(method)
-            self.client.server_info()  # a call's time, where a sleep would be
-        self.fail(f"{method} was not called {count} times")
-
-
 class Connection(Case):
     def test_a_token_travels_with_every_call(self):
         client = self.connect(self.daemon.target, token="secret")
@@ -480,15 +290,39 @@ class Connection(Case):
             self.connect("gpu-7:50051", token="secret")
 
 
-def both_flavours():
-    """Every case above as two test classes."""
-    for case in (Sequences, Decode, Failures, Append, Stream, Leases, Connection):
-        for flavour in (Sync, Asyncio):
-            name = f"{flavour.__name__}{case.__name__}"
-            globals()[name] = type(name, (flavour, case, unittest.TestCase), {})
+@unittest.skipUnless(shutil.which("openssl"), "makes its certificate with openssl")
+class Encrypted(Case):
+    """A daemon that wants a certificate from its clients, too; one that signs itself serves all."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        key, certificate = (pathlib.Path(folder.name) / name for name in ("key", "certificate"))
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+                        "ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+                        "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out",
+                        certificate], check=True, capture_output=True, timeout=60)
+        self.key, self.certificate = key.read_bytes(), certificate.read_bytes()
+        self.daemon = FakeDaemon(grpc.ssl_server_credentials(
+            [(self.key, self.certificate)], self.certificate, require_client_auth=True))
+        self.addCleanup(self.daemon.stop)
+        self.target = self.daemon.target.replace("127.0.0.1", "localhost")
+
+    def test_calls_and_their_token_go_through(self):
+        tls = fp8kvd.Tls(self.certificate, self.key, self.certificate)
+        client = self.connect(self.target, tls=tls, token="secret")
+        self.assertEqual(client.server_info().version, "1.2.3")
+        self.assertEqual(self.daemon.metadata["authorization"], "Bearer secret")
+
+    def test_a_daemon_that_nobody_vouches_for_is_not_talked_to(self):
+        options = fp8kvd.Options("unused", retries_max=0)
+        for tls in (True, fp8kvd.Tls(self.certificate), None):  # the last is no TLS at all
+            with self.assertRaises(errors.Unavailable):
+                self.connect(self.target, tls=tls, options=options).server_info()
+        self.assertEqual(self.daemon.calls, [])
 
 
-both_flavours()
+both_flavours(globals(), Encrypted, Sequences, Decode, Failures, Connection)
 
 if __name__ == "__main__":
     unittest.main()

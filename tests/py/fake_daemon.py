@@ -26,12 +26,16 @@ class Fault:
 class FakeDaemon:
     """Serves on a loopback port. `calls` has (method, request); `metadata` the latest call's."""
 
-    def __init__(self):
+    def __init__(self, credentials=None):
+        """credentials: of grpc, for TLS."""
+        self._credentials = credentials
         self.calls, self.metadata, self.faults = [], {}, collections.defaultdict(list)
         self.item_faults = []  # kv.Error: for the first item of the next decodes
         self.reverse = 0  # replies that a stream holds back, to send them in reverse
         self.hold = threading.Event()  # cleared: decodes and renewals wait for it
         self.hold.set()
+        self.waits, self.ended = threading.Event(), threading.Event()  # a held decode
+        self.out = None  # bytes: the result of every decode
         self.ttl_ms = 60_000
         self._lock = threading.Lock()
         self._port = 0
@@ -41,7 +45,11 @@ class FakeDaemon:
         self.incarnation, self.rows, self._next_id = incarnation, {}, 1
         self._server = grpc.server(futures.ThreadPoolExecutor(8))
         self._server.add_generic_rpc_handlers((_Handler(self),))
-        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        address = f"127.0.0.1:{self._port}"
+        if self._credentials is None:
+            self._port = self._server.add_insecure_port(address)
+        else:
+            self._port = self._server.add_secure_port(address, self._credentials)
         self._server.start()
         self.target = f"127.0.0.1:{self._port}"
 
@@ -122,7 +130,10 @@ class FakeDaemon:
         return None
 
     def _Decode(self, request, context):
-        self.hold.wait(10)
+        if not self.hold.is_set():
+            context.add_callback(self.ended.set)
+            self.waits.set()
+            self.hold.wait(10)
         reply = kv.DecodeResponse(request_id=request.request_id, out=request.q)
         reply.timings.queue_us, reply.timings.batch_items = 7, len(request.handles)
         if request.out_type == kv.OUT_TYPE_FP32:  # bf16 to fp32: two zero bytes before each
@@ -130,6 +141,8 @@ class FakeDaemon:
                                  for at in range(0, len(request.q), 2))
         if request.want_lse:
             reply.lse = bytes(len(request.q) // 2)
+        if self.out is not None:
+            reply.out = self.out
         q_lens, row = request.q_lens or [1] * len(request.handles), 0
         with self._lock:
             for index, handle in enumerate(request.handles):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
 
 from fp8kvd import _append, _calls, _options, errors
-from fp8kvd._core import RENEW_ITEMS, RENEW_TIMEOUT_S, UNARY, gone
+from fp8kvd._core import RENEW_ITEMS, RENEW_TIMEOUT_S, gone
 from fp8kvd._leases import Leases
 from fp8kvd._progress import Progress
 from fp8kvd.types import Handle
@@ -30,11 +30,7 @@ class Core:
             self._channel = grpc.aio.secure_channel(
                 options.target, options.tls.credentials(), options.channel_options())
         self._metadata = options.metadata()
-        self._unary: dict[str, Callable[..., Any]] = {
-            name: self._channel.unary_unary(_calls.SERVICE + name) for name in UNARY}
-        self._append: Callable[..., Any] = self._channel.stream_unary(_calls.SERVICE + "Append")
-        self._stream: Callable[..., Any] = self._channel.stream_stream(
-            _calls.SERVICE + "DecodeStream")
+        self._stubs = _calls.Stubs(self._channel)
         self._leases = Leases()
         self._changed = asyncio.Event()
         self._renewer: asyncio.Task[None] | None = None
@@ -51,7 +47,7 @@ class Core:
     async def run(self, call: _calls.Call[T], timeout_s: float | None = None) -> T:
         """Makes a call, again where a retry helps, and raises what failed."""
         retry = _options.Retry(self.options, timeout_s or self.options.timeout_s)
-        invoke = self._unary[call.name]
+        invoke = self._stubs.unary[call.name]
         while True:
             try:
                 self._check_open(call.name)
@@ -60,7 +56,7 @@ class Core:
             except errors.Error as raised:
                 error = raised
             else:
-                result, item_errors = call.read(raw)
+                result, item_errors = call.read_reply(raw, self.options.target)
                 if not item_errors:
                     return result
                 error = call.failure(self.options.target, result, item_errors)
@@ -89,17 +85,14 @@ class Core:
 
     async def explained(self, error: errors.Error, call: _calls.Call[Any]) -> errors.Error:
         """SequencesLost instead of NotFound when the handles are of an earlier run."""
-        lost = call.lost(error)
-        if lost:
+        if call.lost(error):
             try:
                 self._check_open(call.name)
-                raw = await self._await(self._unary["GetServerInfo"](
+                raw = await self._await(self._stubs.unary["GetServerInfo"](
                     b"", timeout=RENEW_TIMEOUT_S, metadata=self._metadata), call.name)
             except errors.Error:
                 return error
-            incarnation = _calls.server_info().read(raw)[0].incarnation
-            if any(handle.incarnation != incarnation for handle in lost):
-                return errors.SequencesLost(call.name, self.options.target, lost, incarnation)
+            return call.explained(error, raw)
         return error
 
     async def append(self, plan: _append.Plan, timeout_s: float | None, shown: bool | None
@@ -113,9 +106,9 @@ class Core:
             while True:
                 try:
                     self._check_open("Append")
-                    await self._await(
-                        self._append(_counted(plan, progress, chunks_max), timeout=retry.left_s(),
-                                     metadata=self._metadata), "Append")
+                    chunks = _counted(plan, progress, chunks_max)
+                    await self._await(self._stubs.append(chunks, timeout=retry.left_s(),
+                                                         metadata=self._metadata), "Append")
                     if chunks_max is None:
                         return
                     chunks_max = None
@@ -138,7 +131,7 @@ class Core:
     def open_stream(self, requests: AsyncIterator[bytes]) -> Any:
         """A DecodeStream: replies to iterate over, with cancel()."""
         self._check_open("DecodeStream")
-        return self._stream(requests, metadata=self._metadata)
+        return self._stubs.decode_stream(requests, metadata=self._metadata)
 
     def add_leases(self, handles: Sequence[Handle], ttl_s: float) -> None:
         for handle in handles:
@@ -169,7 +162,7 @@ class Core:
         """One that does not arrive is tried again a period later, twice before the lease ends."""
         call = _calls.renew(handles)
         try:
-            raw = await self._await(self._unary[call.name](
+            raw = await self._await(self._stubs.unary[call.name](
                 call.request, timeout=RENEW_TIMEOUT_S, metadata=self._metadata), call.name)
         except errors.Error:
             return

@@ -123,6 +123,9 @@ class DecodeStream:
                 await self._take(_wire.decode_response(raw))
         except grpc.RpcError as raised:
             return _options.error_of(raised, "DecodeStream", target)
+        except _calls.UNREADABLE as raised:
+            replies.cancel()
+            return _calls.unreadable("DecodeStream", target, raised)
         except asyncio.CancelledError:
             replies.cancel()
             raise
@@ -135,14 +138,10 @@ class DecodeStream:
         unanswered = self._unanswered.pop(reply.small.request_id, None)
         if unanswered is None:
             return  # answered before the connection broke
-        target = self._core.options.target
-        error = _calls.stream_failure(reply, target)
-        if error is None:
-            result, item_errors = _calls.read_decode(reply, unanswered.args)
-            if item_errors:
-                error = unanswered.call.failure(target, result, item_errors)
-        if error is not None:
-            self._fail(unanswered, await self._core.explained(error, unanswered.call))
+        result = _calls.stream_result(reply, unanswered.call, unanswered.args,
+                                      self._core.options.target)
+        if isinstance(result, errors.Error):
+            self._fail(unanswered, await self._core.explained(result, unanswered.call))
             return
         self._room.release()
         if not unanswered.future.done():  # else cancelled by its owner

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from fp8kvd import _tensors, _wire, errors
 from fp8kvd._tensors import Rows, Tensor
@@ -15,8 +16,10 @@ from fp8kvd.types import (DecodeReply, Handle, ItemError, LayerGroup, Limits, Mo
                           SequenceInfo, ServerInfo)
 from fp8kvd.v1 import kv_pb2
 
-SERVICE = "/fp8kvd.v1.DecodeAttention/"
-LIST_PAGE_SIZE = 256
+_SERVICE = "/fp8kvd.v1.DecodeAttention/"
+_UNARY = ("GetServerInfo", "CreateSequences", "Decode", "ForkSequences", "TruncateSequences",
+          "FreeSequences", "RenewSequences", "StatSequences", "ListSequences")
+_LIST_PAGE_SIZE = 256
 _PRECISIONS = {kv_pb2.PRECISION_BF16: "bf16", kv_pb2.PRECISION_FP8_KV: "fp8_kv"}
 # google.rpc.Code
 _CODES = ("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
@@ -52,6 +55,30 @@ class Call(Generic[T]):
             return [self.handles[item.index] for item in error.item_errors
                     if item.code == errors.NotFound.code and item.index < len(self.handles)]
         return list(self.handles) if isinstance(error, errors.NotFound) else []
+
+    def explained(self, error: errors.Error, server_info: bytes) -> errors.Error:
+        """SequencesLost instead of NotFound when the handles are of an earlier run than the one
+        that gives this reply to GetServerInfo."""
+        incarnation = kv_pb2.GetServerInfoResponse.FromString(server_info).incarnation
+        lost = [handle for handle in self.lost(error) if handle.incarnation != incarnation]
+        return errors.SequencesLost(self.name, error.target, lost, incarnation) if lost else error
+
+    def read_reply(self, raw: bytes, target: str) -> tuple[T, Sequence[ItemError]]:
+        """read(), with what it raises as an Internal error of the daemon."""
+        try:
+            return self.read(raw)
+        except UNREADABLE as raised:
+            raise unreadable(self.name, target, raised) from None
+
+
+class Stubs:
+    """The daemon's calls on a channel, sync or asyncio; requests and replies are bytes."""
+
+    def __init__(self, channel: Any) -> None:
+        self.unary: dict[str, Callable[..., Any]] = {
+            name: channel.unary_unary(_SERVICE + name) for name in _UNARY}
+        self.append: Callable[..., Any] = channel.stream_unary(_SERVICE + "Append")
+        self.decode_stream: Callable[..., Any] = channel.stream_stream(_SERVICE + "DecodeStream")
 
 
 def server_info() -> Call[ServerInfo]:
@@ -119,7 +146,7 @@ def list_page(model: str, page_token: str) -> Call[tuple[list[SequenceInfo], str
         reply = kv_pb2.ListSequencesResponse.FromString(raw)
         return ([_sequence(info) for info in reply.sequences], reply.next_page_token), ()
 
-    request = kv_pb2.ListSequencesRequest(model=model, page_size=LIST_PAGE_SIZE,
+    request = kv_pb2.ListSequencesRequest(model=model, page_size=_LIST_PAGE_SIZE,
                                           page_token=page_token)
     return Call("ListSequences", request.SerializeToString(), read)
 
@@ -151,6 +178,8 @@ class DecodeArgs:
 
 def decode(args: DecodeArgs, request_id: int = 0, timeout_s: float = 0) -> Call[DecodeReply]:
     """request_id and timeout_s are for a stream."""
+    if args.out is not None:
+        _check_out(args)
     head = _decode_head(args.model, args.layer, tuple(args.handles), tuple(args.q_lens),
                         tuple(args.sink_logits), args.omit_sinks, args.want_lse, args.fp32,
                         _milliseconds(timeout_s))
@@ -182,7 +211,8 @@ def read_decode(reply: _wire.Reply, args: DecodeArgs) -> tuple[DecodeReply, Sequ
     out: Tensor
     if args.out is not None:
         out = args.out
-        _fill(out, _wire.array_of(reply.out, np.float32 if fp32 else np.uint16, shape))
+        array = _wire.array_of(reply.out, np.float32 if fp32 else np.uint16, shape)
+        _tensors.to_numpy(out)[...] = array
     elif fp32:
         out = _tensors.like(args.q, _wire.array_of(reply.out, np.float32, shape))
     else:
@@ -195,21 +225,33 @@ def read_decode(reply: _wire.Reply, args: DecodeArgs) -> tuple[DecodeReply, Sequ
     return DecodeReply(out, lse, item_errors, small.timings), item_errors
 
 
-def stream_failure(reply: _wire.Reply, target: str) -> errors.Error | None:
-    """Of a stream's reply: the error of the message as a whole."""
-    if not reply.small.HasField("error"):
-        return None
-    item = _item_error(0, reply.small.error)
-    return errors.from_code(item.code, "DecodeStream", target, item.message,
-                            item.retry_after_s or None)
+def stream_result(reply: _wire.Reply, call: Call[DecodeReply], args: DecodeArgs, target: str
+                  ) -> DecodeReply | errors.Error:
+    """What a stream's reply comes to for its call."""
+    if reply.small.HasField("error"):
+        item = _item_error(0, reply.small.error)
+        return errors.from_code(item.code, "DecodeStream", target, item.message,
+                                item.retry_after_s or None)
+    try:
+        result, item_errors = read_decode(reply, args)
+    except UNREADABLE as raised:
+        return unreadable("DecodeStream", target, raised)
+    return call.failure(target, result, item_errors) if item_errors else result
 
 
-def _fill(out: Tensor, array: _tensors.Array) -> None:
-    target = _tensors.to_numpy(out)
-    if target.dtype != array.dtype or target.shape != array.shape:
-        raise ValueError(f"out is {target.dtype} {list(target.shape)}: this reply is {array.dtype} "
-                         f"{list(array.shape)} (uint16: bf16)")
-    target[...] = array
+UNREADABLE = (ValueError, TypeError, DecodeError)
+
+
+def unreadable(call: str, target: str, raised: Exception) -> errors.Error:
+    return errors.Internal(call, target, f"the reply cannot be read: {raised}; is this fp8kvd of "
+                           "another version?")
+
+
+def _check_out(args: DecodeArgs) -> None:
+    array, dtype = _tensors.to_numpy(args.out), np.float32 if args.fp32 else np.uint16
+    if array.dtype != dtype or array.shape != args.q_rows.shape or not array.flags.writeable:
+        raise ValueError(f"out is {array.dtype} {list(array.shape)}: it must be writable "
+                         f"{np.dtype(dtype).name} {list(args.q_rows.shape)} (uint16: bf16)")
 
 
 def _naming(name: str, request: Any, response: Any, handles: Sequence[Handle]) -> Call[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -18,8 +18,6 @@ T = TypeVar("T")
 
 RENEW_ITEMS = 256  # handles of one renewal, the least items_max that a daemon may have
 RENEW_TIMEOUT_S = 5.0  # nobody waits for it longer
-UNARY = ("GetServerInfo", "CreateSequences", "Decode", "ForkSequences", "TruncateSequences",
-          "FreeSequences", "RenewSequences", "StatSequences", "ListSequences")
 
 
 class Core:
@@ -34,11 +32,7 @@ class Core:
             self._channel = grpc.secure_channel(arguments[0], options.tls.credentials(),
                                                 arguments[1])
         self._metadata = options.metadata()
-        self._unary: dict[str, Callable[..., Any]] = {
-            name: self._channel.unary_unary(_calls.SERVICE + name) for name in UNARY}
-        self._append: Callable[..., Any] = self._channel.stream_unary(_calls.SERVICE + "Append")
-        self._stream: Callable[..., Any] = self._channel.stream_stream(
-            _calls.SERVICE + "DecodeStream")
+        self._stubs = _calls.Stubs(self._channel)
         self._leases = Leases()
         self._changed = threading.Condition()
         self._renewer: threading.Thread | None = None
@@ -61,14 +55,14 @@ class Core:
         """Makes a call, again where a retry helps, and raises what failed."""
         left_s = timeout_s or self.options.timeout_s
         retry = _options.Retry(self.options, left_s)
-        invoke = self._unary[call.name]
+        invoke = self._stubs.unary[call.name]
         while True:
             try:
                 raw = invoke(call.request, timeout=left_s, metadata=self._metadata)
             except (grpc.RpcError, ValueError) as raised:
                 error = self._error_of(raised, call.name)
             else:
-                result, item_errors = call.read(raw)
+                result, item_errors = call.read_reply(raw, self.options.target)
                 if not item_errors:
                     return result
                 error = call.failure(self.options.target, result, item_errors)
@@ -79,16 +73,13 @@ class Core:
 
     def explained(self, error: errors.Error, call: _calls.Call[Any]) -> errors.Error:
         """SequencesLost instead of NotFound when the handles are of an earlier run."""
-        lost = call.lost(error)
-        if lost:
+        if call.lost(error):
             try:
-                raw = self._unary["GetServerInfo"](b"", timeout=RENEW_TIMEOUT_S,
-                                                   metadata=self._metadata)
+                raw = self._stubs.unary["GetServerInfo"](b"", timeout=RENEW_TIMEOUT_S,
+                                                         metadata=self._metadata)
             except (grpc.RpcError, ValueError):
                 return error
-            incarnation = _calls.server_info().read(raw)[0].incarnation
-            if any(handle.incarnation != incarnation for handle in lost):
-                return errors.SequencesLost(call.name, self.options.target, lost, incarnation)
+            return call.explained(error, raw)
         return error
 
     def append(self, plan: _append.Plan, timeout_s: float | None, shown: bool | None) -> None:
@@ -99,7 +90,7 @@ class Core:
         try:
             while True:
                 try:
-                    self._append(_counted(plan, progress), timeout=retry.left_s(),
+                    self._stubs.append(_counted(plan, progress), timeout=retry.left_s(),
                                  metadata=self._metadata)
                     return
                 except (grpc.RpcError, ValueError) as raised:
@@ -117,7 +108,10 @@ class Core:
 
     def open_stream(self, requests: Iterator[bytes]) -> Any:
         """A DecodeStream: replies to iterate over, with cancel()."""
-        return self._stream(requests, metadata=self._metadata)
+        try:
+            return self._stubs.decode_stream(requests, metadata=self._metadata)
+        except ValueError as raised:
+            raise self._error_of(raised, "DecodeStream") from None
 
     def _error_of(self, raised: Exception, call: str) -> errors.Error:
         if isinstance(raised, grpc.RpcError):
@@ -159,7 +153,7 @@ class Core:
         """One that does not arrive is tried again a period later, twice before the lease ends."""
         call = _calls.renew(handles)
         try:
-            raw = self._unary[call.name](call.request, timeout=RENEW_TIMEOUT_S,
+            raw = self._stubs.unary[call.name](call.request, timeout=RENEW_TIMEOUT_S,
                                          metadata=self._metadata)
         except (grpc.RpcError, ValueError):
             return

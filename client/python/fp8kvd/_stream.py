@@ -97,8 +97,9 @@ class DecodeStream:
         target = self._core.options.target
         error: errors.Error = errors.Cancelled("DecodeStream", target, "this stream is closed")
         retry: _options.Retry | None = None  # of breaks without a reply between them
-        while self._open():
+        while self._wanted():
             try:
+                self._connect()
                 for raw in self._replies:
                     self._take(_wire.decode_response(raw))
                     retry = None
@@ -106,6 +107,10 @@ class DecodeStream:
                     "DecodeStream", target, "the daemon ended the stream")
             except grpc.RpcError as raised:
                 broken = _options.error_of(raised, "DecodeStream", target)
+            except errors.Error as raised:
+                broken = raised  # the client closed
+            except _calls.UNREADABLE as raised:
+                broken = _calls.unreadable("DecodeStream", target, raised)
             if self._hang_up():
                 continue  # nobody waits: submit opens the next connection
             retry = retry or _options.Retry(self._core.options, self._timeout_s)
@@ -119,19 +124,22 @@ class DecodeStream:
         for unanswered in left.values():
             self._fail(unanswered, error)
 
-    def _open(self) -> bool:
-        """Waits until there is something to send, then connects and sends what is unanswered.
-        False when the stream is closed."""
+    def _wanted(self) -> bool:
+        """Waits until there is something to send; False when the stream is closed."""
         with self._changed:
             while not self._unanswered and not self._closed:
                 self._changed.wait()
-            if self._closed:
-                return False
+            return not self._closed
+
+    def _connect(self) -> None:
+        """Sends what is unanswered in its order, and from now on what submit adds."""
+        with self._changed:
             self._outbox = queue.SimpleQueue()
             for unanswered in self._unanswered.values():
                 self._outbox.put(unanswered.call.request)
             self._replies = self._core.open_stream(_until_none(self._outbox))
-            return True
+            if self._closed:
+                self._replies.cancel()
 
     def _hang_up(self) -> bool:
         """Leaves the connection; True when nothing is unanswered, or the stream is closed."""
@@ -146,14 +154,10 @@ class DecodeStream:
             unanswered = self._unanswered.pop(reply.small.request_id, None)
         if unanswered is None:
             return  # answered before the connection broke
-        target = self._core.options.target
-        error = _calls.stream_failure(reply, target)
-        if error is None:
-            result, item_errors = _calls.read_decode(reply, unanswered.args)
-            if item_errors:
-                error = unanswered.call.failure(target, result, item_errors)
-        if error is not None:
-            self._fail(unanswered, self._core.explained(error, unanswered.call))
+        result = _calls.stream_result(reply, unanswered.call, unanswered.args,
+                                      self._core.options.target)
+        if isinstance(result, errors.Error):
+            self._fail(unanswered, self._core.explained(result, unanswered.call))
             return
         self._room.release()
         try:
