@@ -116,6 +116,29 @@ class Format(Case):
         self.client.free_sequences(seqs)
 
 
+class Questions(Case):
+    """What the daemon computes and the functions of fp8kvd.format compute, too."""
+
+    def test_the_errors_of_given_rows_are_the_same(self):
+        k, v = rows(1, 50, 2, 64), rows(2, 50, 2, 64)
+        got, want = self.client.measure_kv_error(k, v), fp8kvd.fp8_kv_error(k, v)
+        for name in ("k", "v", "k_worst_row", "v_worst_row"):
+            self.assertAlmostEqual(getattr(got, name), getattr(want, name), places=9)
+
+    def test_the_share_of_a_described_model_is_the_same(self):
+        config = (ROOT / "tests/data/hf/llama_3_1_8b.json").read_text()
+        for batch, precision in ((1, "bf16"), (64, "fp8_kv")):
+            plan = self.client.plan_precision(hf_config_json=config, batch=batch, tokens=8192,
+                                              other_bytes=16_000_000_000, allow_fp8_kv=True)
+            share = fp8kvd.kv_cache_share(batch, 8192, 32, 8, 128, 16e9)
+            self.assertAlmostEqual(plan.cache_share, share, places=12)
+            self.assertAlmostEqual(plan.r, (128 + 4) / (2 * 128), places=12)
+            self.assertAlmostEqual(plan.predicted_speedup, 1 / (1 - share * (1 - plan.r)),
+                                   places=9)
+            self.assertEqual((plan.precision, plan.r_source), (precision, "bytes"))
+        self.assertEqual(self.client.plan_precision("two").precision, "fp8_kv")
+
+
 class Life(Case):
     def test_a_fork_shares_pages_and_both_stay_right(self):
         with self.client.create_sequence("two", expected_tokens=200) as parent:

@@ -16,11 +16,18 @@ from fp8kvd.format import (
     kv_cache_share,
     quantize_fp8_kv,
 )
-from fp8kvd.types import DecodeReply, Handle, ItemError, SequenceInfo, ServerInfo
+from fp8kvd.types import (
+    DecodeReply,
+    Handle,
+    ItemError,
+    PrecisionPlan,
+    SequenceInfo,
+    ServerInfo,
+)
 
 __all__ = [
     "BatchError", "Client", "DecodeReply", "DecodeStream", "Error", "Fp8KVCache", "Fp8KvError",
-    "Fp8Rows", "Handle", "ItemError", "Options", "Sequence", "SequenceInfo", "SequencesLost",
-    "ServerInfo", "Tls", "e4m3_values", "fp8_kv_attention", "fp8_kv_error", "kv_cache_share",
-    "quantize_fp8_kv",
+    "Fp8Rows", "Handle", "ItemError", "Options", "PrecisionPlan", "Sequence", "SequenceInfo",
+    "SequencesLost", "ServerInfo", "Tls", "e4m3_values", "fp8_kv_attention", "fp8_kv_error",
+    "kv_cache_share", "quantize_fp8_kv",
 ]

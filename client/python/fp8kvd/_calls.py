@@ -12,13 +12,15 @@ from google.protobuf.message import DecodeError
 
 from fp8kvd import _tensors, _wire, errors
 from fp8kvd._tensors import Rows, Tensor
+from fp8kvd.format import Fp8KvError
 from fp8kvd.types import (DecodeReply, Handle, ItemError, LayerGroup, Limits, ModelInfo, OutType,
-                          SequenceInfo, ServerInfo)
+                          PrecisionPlan, SequenceInfo, ServerInfo)
 from fp8kvd.v1 import kv_pb2
 
 _SERVICE = "/fp8kvd.v1.DecodeAttention/"
 _UNARY = ("GetServerInfo", "CreateSequences", "Decode", "ForkSequences", "TruncateSequences",
-          "FreeSequences", "RenewSequences", "StatSequences", "ListSequences")
+          "FreeSequences", "RenewSequences", "StatSequences", "ListSequences", "PlanPrecision",
+          "MeasureKvError")
 _LIST_PAGE_SIZE = 256
 _PRECISIONS = {kv_pb2.PRECISION_BF16: "bf16", kv_pb2.PRECISION_FP8_KV: "fp8_kv"}
 # google.rpc.Code
@@ -149,6 +151,40 @@ def list_page(model: str, page_token: str) -> Call[tuple[list[SequenceInfo], str
     request = kv_pb2.ListSequencesRequest(model=model, page_size=_LIST_PAGE_SIZE,
                                           page_token=page_token)
     return Call("ListSequences", request.SerializeToString(), read)
+
+
+def plan_precision(model: str, hf_config_json: str | None, batch: int, tokens: int,
+                   other_bytes: int, allow_fp8_kv: bool | None) -> Call[PrecisionPlan]:
+    def read(raw: bytes) -> tuple[PrecisionPlan, Sequence[ItemError]]:
+        reply = kv_pb2.PlanPrecisionResponse.FromString(raw)
+        numbers = {field.name: getattr(reply, field.name)
+                   for field in dataclasses.fields(PrecisionPlan) if field.name != "precision"}
+        return PrecisionPlan(precision=_precision(reply.precision), **numbers), ()
+
+    request = kv_pb2.PlanPrecisionRequest(batch=batch, tokens=tokens, other_bytes=other_bytes)
+    if allow_fp8_kv is not None:
+        request.allow_fp8_kv = allow_fp8_kv
+    if hf_config_json is None:
+        request.model = model
+    else:
+        request.hf_config_json = hf_config_json
+    return Call("PlanPrecision", request.SerializeToString(), read)
+
+
+def measure_kv_error(k: Tensor, v: Tensor) -> Call[Fp8KvError]:
+    def read(raw: bytes) -> tuple[Fp8KvError, Sequence[ItemError]]:
+        reply = kv_pb2.MeasureKvErrorResponse.FromString(raw)
+        return Fp8KvError(reply.k_error, reply.v_error, reply.k_error_worst_row,
+                          reply.v_error_worst_row), ()
+
+    bits = [_tensors.bf16_bits(x) for x in (k, v)]
+    if bits[0].ndim != 3 or bits[0].shape != bits[1].shape:
+        raise ValueError(f"k is {list(bits[0].shape)}, v {list(bits[1].shape)}: both must be "
+                         "[tokens, kv_heads, head_dim]")
+    request = kv_pb2.MeasureKvErrorRequest(
+        kv_heads=bits[0].shape[1], head_dim=bits[0].shape[2], k=bits[0].tobytes(),
+        v=bits[1].tobytes())
+    return Call("MeasureKvError", request.SerializeToString(), read)
 
 
 @dataclasses.dataclass(slots=True)
@@ -291,10 +327,14 @@ def _sequence(info: kv_pb2.SequenceInfo) -> SequenceInfo:
                         info.ttl_left_ms / 1000)
 
 
+def _precision(precision: kv_pb2.Precision) -> str:
+    return _PRECISIONS.get(precision, "unknown")
+
+
 def _model(model: kv_pb2.ModelInfo) -> ModelInfo:
     groups = tuple(LayerGroup(
         tuple(group.layers), group.window, group.softcap, group.has_sinks,
-        _PRECISIONS.get(group.precision, "unknown"), group.pages_total, group.pages_used,
+        _precision(group.precision), group.pages_total, group.pages_used,
         group.pages_free, group.page_bytes, group.page_tokens) for group in model.groups)
     return ModelInfo(model.name, model.layers, model.q_heads, model.kv_heads, model.head_dim,
                      model.sm_scale, groups, model.precision_reason)

@@ -20,7 +20,8 @@ from fp8kvd._aio_stream import DecodeStream
 from fp8kvd._options import Options, Tls
 from fp8kvd._sequences import AnySequence, DecodeOptions, SequenceState, handles_of
 from fp8kvd._tensors import Tensor
-from fp8kvd.types import DecodeReply, Handle, SequenceInfo, ServerInfo
+from fp8kvd.format import Fp8KvError
+from fp8kvd.types import DecodeReply, Handle, PrecisionPlan, SequenceInfo, ServerInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -209,3 +210,17 @@ class Client:
                 break
             page_token = token
         return found[:sequences_max]
+
+    async def plan_precision(self, model: str = "", *, hf_config_json: str | None = None,
+                             batch: int = 0, tokens: int = 0, other_bytes: int = 0,
+                             allow_fp8_kv: bool | None = None, timeout_s: float | None = None
+                             ) -> PrecisionPlan:
+        """fp8kvd.Client.plan_precision."""
+        call = _calls.plan_precision(model, hf_config_json, batch, tokens, other_bytes,
+                                     allow_fp8_kv)
+        return await self._core.run(call, timeout_s)
+
+    async def measure_kv_error(self, k: Tensor, v: Tensor, *, timeout_s: float | None = None
+                               ) -> Fp8KvError:
+        """fp8kvd.fp8_kv_error, computed by the daemon. k, v: [tokens, kv_heads, head_dim]."""
+        return await self._core.run(_calls.measure_kv_error(k, v), timeout_s)

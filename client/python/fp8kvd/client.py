@@ -26,7 +26,8 @@ from fp8kvd._options import Options, Tls
 from fp8kvd._sequences import AnySequence, DecodeOptions, SequenceState, handles_of
 from fp8kvd._stream import DecodeStream
 from fp8kvd._tensors import Tensor
-from fp8kvd.types import DecodeReply, Handle, SequenceInfo, ServerInfo
+from fp8kvd.format import Fp8KvError
+from fp8kvd.types import DecodeReply, Handle, PrecisionPlan, SequenceInfo, ServerInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -263,3 +264,22 @@ class Client:
                 break
             page_token = token
         return found[:sequences_max]
+
+    def plan_precision(self, model: str = "", *, hf_config_json: str | None = None, batch: int = 0,
+                       tokens: int = 0, other_bytes: int = 0, allow_fp8_kv: bool | None = None,
+                       timeout_s: float | None = None) -> PrecisionPlan:
+        """Whether fp8_kv pays for a model, with every number of the decision.
+
+        model: a configured one; or hf_config_json: the text of a Hugging Face config.json. batch,
+        tokens: sequences in a step and the length of each; 0: the configured workload. other_bytes:
+        what a step reads besides the cache; 0: computed from the model. allow_fp8_kv: None: as the
+        daemon is set.
+        """
+        call = _calls.plan_precision(model, hf_config_json, batch, tokens, other_bytes,
+                                     allow_fp8_kv)
+        return self._core.run(call, timeout_s)
+
+    def measure_kv_error(self, k: Tensor, v: Tensor, *, timeout_s: float | None = None
+                         ) -> Fp8KvError:
+        """fp8kvd.fp8_kv_error, computed by the daemon. k, v: [tokens, kv_heads, head_dim]."""
+        return self._core.run(_calls.measure_kv_error(k, v), timeout_s)

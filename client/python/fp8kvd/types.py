@@ -99,6 +99,23 @@ class SequenceInfo:
 
 
 @dataclasses.dataclass(frozen=True)
+class PrecisionPlan:
+    """Whether fp8_kv pays for a model, with every number of the decision."""
+
+    precision: str  # "bf16" or "fp8_kv"
+    reason: str  # with every number below in words
+    kv_bytes: float  # of K and V that a step reads in bf16, window-limited
+    other_bytes: float
+    cache_share: float  # kv_bytes / (kv_bytes + other_bytes)
+    r: float  # fp8_kv / bf16 time of attention
+    r_source: str  # "measured" or "bytes"
+    predicted_speedup: float  # of a whole step, for fp8_kv, whichever was chosen
+    cache_share_min: float  # the share from which fp8_kv is chosen
+    cache_bytes_bf16: float  # of batch x tokens, without page rounding
+    cache_bytes_fp8_kv: float
+
+
+@dataclasses.dataclass(frozen=True)
 class ItemError:
     """The item of a batch that failed: its index, and the status that a call would have had."""
 
