@@ -17,6 +17,7 @@ namespace {
 using client::FakeServer;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 struct Ran {
   int exit_code = 0;
@@ -58,6 +59,12 @@ TEST(Help, OfEveryCommandShowsItsFlagsAndAnExampleOfItself) {
     }
     EXPECT_EQ(Ctl({"help", command->name}).out, ran.out);
   }
+}
+
+TEST(Help, OfACommandWithoutADaemonHasNoFlagsForOne) {
+  const Ran ran = Ctl({"plan", "--help"});
+  EXPECT_THAT(ran.out, Not(HasSubstr("--target")));
+  EXPECT_THAT(ran.out, HasSubstr("--json"));
 }
 
 // An example that its own command's parser refuses would be no example.

@@ -1,8 +1,7 @@
 #include "client/cc/ctl/invocation.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/cord.h"
@@ -10,50 +9,25 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "config/suggest.h"
+
 namespace fp8kvd::ctl {
 namespace {
 
 constexpr char kUsagePayload[] = "fp8kvctl/usage";
 constexpr int64_t kTimeoutMsMax = 3'600'000;
-constexpr size_t kTypoEditsMax = 3;
 
-// Letters to insert, delete or replace, to make one word the other.
-size_t Edits(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-    }
+std::optional<FlagSpec> Find(const Command& command, const std::string& name) {
+  for (const FlagSpec& flag : FlagsOf(command)) {
+    if (name == flag.name) return flag;
   }
-  return row[b.size()];
-}
-
-const FlagSpec* Find(const Command& command, const std::string& name) {
-  for (const std::vector<FlagSpec>* flags : {&command.flags, &GlobalFlags()}) {
-    for (const FlagSpec& flag : *flags) {
-      if (name == flag.name) return &flag;
-    }
-  }
-  return nullptr;
+  return std::nullopt;
 }
 
 std::string UnknownFlag(const Command& command, const std::string& name) {
-  std::string nearest;
-  size_t edits = kTypoEditsMax + 1;
-  for (const std::vector<FlagSpec>* flags : {&command.flags, &GlobalFlags()}) {
-    for (const FlagSpec& flag : *flags) {
-      const size_t distance = Edits(name, flag.name);
-      if (distance < edits) {
-        edits = distance;
-        nearest = flag.name;
-      }
-    }
-  }
+  std::vector<std::string> known;
+  for (const FlagSpec& flag : FlagsOf(command)) known.emplace_back(flag.name);
+  const std::string nearest = config::NearestWord(name, known);
   return absl::StrCat("unknown flag --", name, nearest.empty() ? "" : "; did you mean --", nearest,
                       nearest.empty() ? "" : "?", " See: fp8kvctl ", command.name, " --help");
 }
@@ -94,8 +68,8 @@ absl::StatusOr<Invocation> Invocation::Parse(const Command& command,
     const size_t equals = word.find('=');
     const std::string name =
         word == "-h" ? "help" : word.substr(std::min<size_t>(2, word.size()), equals - 2);
-    const FlagSpec* flag = Find(command, name);
-    if (flag == nullptr || (word[1] != '-' && word != "-h")) {
+    const std::optional<FlagSpec> flag = Find(command, name);
+    if (!flag.has_value() || (word[1] != '-' && word != "-h")) {
       return UsageError(UnknownFlag(command, name));
     }
     const bool is_switch = *flag->value == '\0';
@@ -158,13 +132,14 @@ absl::StatusOr<std::unique_ptr<client::Client>> Invocation::Connect() const {
   return client::Client::Connect(options);
 }
 
-const std::vector<FlagSpec>& GlobalFlags() {
-  static const std::vector<FlagSpec> flags = {
-      {"target", "HOST:PORT", "the daemon; default 127.0.0.1:50051"},
-      {"timeout_ms", "N", "of each call to it, retries included; default 30000"},
-      {"json", "", "print one JSON value instead of a table"},
-      {"help", "", "print this"},
-  };
+std::vector<FlagSpec> FlagsOf(const Command& command) {
+  std::vector<FlagSpec> flags = command.flags;
+  if (command.has_daemon) {
+    flags.push_back({"target", "HOST:PORT", "the daemon; default 127.0.0.1:50051"});
+    flags.push_back({"timeout_ms", "N", "of each call to it, retries included; default 30000"});
+  }
+  flags.push_back({"json", "", "print one JSON value instead of a table"});
+  flags.push_back({"help", "", "print this"});
   return flags;
 }
 
@@ -172,12 +147,10 @@ std::string HelpOf(const Command& command) {
   std::string text = absl::StrCat("usage: fp8kvctl ", command.name, " [FLAGS]",
                                   *command.arguments == '\0' ? "" : " ", command.arguments, "\n\n",
                                   command.summary, "\n\nflags:\n");
-  for (const std::vector<FlagSpec>* flags : {&command.flags, &GlobalFlags()}) {
-    for (const FlagSpec& flag : *flags) {
-      const std::string form =
-          absl::StrCat("--", flag.name, *flag.value == '\0' ? "" : "=", flag.value);
-      absl::StrAppendFormat(&text, "  %-24s %s\n", form, flag.text);
-    }
+  for (const FlagSpec& flag : FlagsOf(command)) {
+    const std::string form =
+        absl::StrCat("--", flag.name, *flag.value == '\0' ? "" : "=", flag.value);
+    absl::StrAppendFormat(&text, "  %-24s %s\n", form, flag.text);
   }
   absl::StrAppend(&text, "\nexample:\n  ", command.example, "\n\n",
                   "exit codes: 0 done; 1 failed, or the accuracy contract does not hold; 2 wrong "

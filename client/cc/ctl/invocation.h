@@ -37,6 +37,7 @@ struct Command {
   const char* example;    // works when pasted, given a daemon
   std::vector<FlagSpec> flags;
   absl::Status (*run)(const Invocation&);
+  bool has_daemon = true;  // it talks to one, so it takes the flags that say which
 };
 
 // A wrong command line: exit code 2.
@@ -74,8 +75,8 @@ class Invocation {
   std::ostream* progress_ = nullptr;
 };
 
-// The flags that every subcommand has.
-const std::vector<FlagSpec>& GlobalFlags();
+// Its own flags, then those that commands share.
+std::vector<FlagSpec> FlagsOf(const Command& command);
 std::string HelpOf(const Command& command);
 
 }  // namespace fp8kvd::ctl

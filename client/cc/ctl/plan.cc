@@ -201,7 +201,8 @@ const Command& PlanCommand() {
        {"rpc_us", "T", "also show the speed-up when each layer costs a call of so long"},
        {"read_gb_s", "N", "with --rpc_us: what the device reads; default 4590, one H200"},
        {"gpu_gb", "N", "also show how many sequences fit beside the weights"}},
-      RunPlan};
+      RunPlan,
+      /*has_daemon=*/false};
   return command;
 }
 
