@@ -125,6 +125,12 @@ class Decode(Case):
         self.assertEqual(positions, [[0], [1], [2]])
         self.assertEqual(list(self.daemon.called("Decode")[1].q_lens), [3])
 
+    def test_positions_may_be_an_array(self):
+        seq = self.client.create_sequence()
+        seq.append(rows(300, 2, 4), rows(300, 2, 4))
+        self.client.decode([seq.handle], rows(1, 2, 4), layer=0, positions=np.array([299]))
+        self.assertEqual(list(self.daemon.called("Decode")[0].positions), [299])
+
     def test_a_batch_names_each_position(self):
         first, second = self.client.create_sequences(2)
         first.decode(*self.step(), layer=0)
@@ -135,7 +141,8 @@ class Decode(Case):
 
     def test_options_arrive(self):
         seq = self.client.create_sequence("small")
-        seq.decode(*self.step(), layer=0, sink_logits=[0.5, 1], omit_sinks=True)
+        seq.decode(*self.step(), layer=0, sink_logits=np.array([0.5, 1], np.float32),
+                   omit_sinks=True)
         request = self.daemon.called("Decode")[0]
         self.assertEqual((list(request.sink_logits), request.omit_sinks, request.model),
                          ([0.5, 1], True, "small"))
@@ -147,6 +154,7 @@ class Decode(Case):
                 ("both be given", lambda: seq.decode(q, k, layer=0)),
                 ("sum", lambda: self.client.decode([seq], q, k, v, layer=0)),
                 ("positions are needed", lambda: self.client.decode([seq.handle], q[:1], layer=0)),
+                ("holds 0 tokens", lambda: seq.decode(q[:1], layer=0)),
                 ("both must be", lambda: seq.append(k, v[:1]))):
             with self.assertRaisesRegex(ValueError, words):
                 call()

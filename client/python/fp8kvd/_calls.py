@@ -217,8 +217,8 @@ def decode(args: DecodeArgs, request_id: int = 0, timeout_s: float = 0) -> Call[
     if args.out is not None:
         _check_out(args)
     head = _decode_head(args.model, args.layer, tuple(args.handles), tuple(args.q_lens),
-                        tuple(args.sink_logits), args.omit_sinks, args.want_lse, args.fp32,
-                        _milliseconds(timeout_s))
+                        tuple(map(float, args.sink_logits)), args.omit_sinks, args.want_lse,
+                        args.fp32, _milliseconds(timeout_s))
     request = _wire.decode_request(head, request_id, args.positions, args.q_rows.bits,
                                    args.k_rows and args.k_rows.bits,
                                    args.v_rows and args.v_rows.bits)

@@ -102,6 +102,9 @@ def _positions(sequences: Sequence[AnySequence], layer: int, before: Sequence[in
     for sequence, n in zip(sequences, before):
         if not isinstance(sequence, SequenceState):
             raise ValueError(f"positions are needed: the length of {sequence} is not known here")
+        if sequence.seq_len(layer) < n:
+            raise ValueError(f"layer {layer} of {sequence} holds {sequence.seq_len(layer)} tokens "
+                             f"as far as known here: nothing for {n} query tokens to stand at")
         positions.append(sequence.seq_len(layer) - n)
     return positions
 

@@ -53,7 +53,7 @@ def _field_head(field: int, size: int) -> bytes:
 def decode_request(head: bytes, request_id: int, positions: Sequence[int], q: Array,
                    k: Array | None, v: Array | None) -> bytes:
     """The message: head has its other fields, tensors are contiguous arrays, copied once."""
-    packed = b"".join([varint(position) for position in positions])
+    packed = b"".join([varint(int(position)) for position in positions])
     pieces: list[bytes | memoryview] = [head, _field_head(_POSITIONS, len(packed)), packed]
     if request_id:
         pieces += (_REQUEST_ID_TAG, varint(request_id))
