@@ -1,7 +1,8 @@
 // server/daemon.h: builds the parts in order, runs until told to stop or until the device fails,
 // and takes the parts down in reverse.
 //
-// Exit codes: 0 after a drain, 1 could not start (the log says why), 3 the device failed.
+// Exit codes: 0 after a drain, 1 could not start (the log says why), 3 the device failed; main's
+//   own is 2, for flags and configurations that it refuses.
 // Threads: fixed once ready: this one, the engine's with its workers, pollers, one helper, two for
 // HTTP. Signals: SIGTERM and SIGINT drain; a second one while draining changes nothing.
 #pragma once

@@ -27,6 +27,10 @@ int Main(int argc, char** argv) {
   using Action = config::CommandLine::Action;
   if (command_line->action == Action::kHelp) {
     std::fputs(config::HelpText().c_str(), stdout);
+    std::printf(
+        "\nexit codes: %d drained after SIGTERM or SIGINT, %d could not start, %d wrong flags or\n"
+        "            configuration, %d the device failed\n",
+        kExitDrained, kExitNotStarted, kExitUsage, kExitDeviceFailed);
     return 0;
   }
   if (command_line->action == Action::kVersion) {

@@ -74,6 +74,13 @@ class Captures(TestCase):
             self.assertLessEqual(bf16["rel_l2"], 2e-3)
             self.assertLess(fp8["cache_bytes"] / bf16["cache_bytes"], 0.56)
 
+    def test_fp8kvctl_bench_fits_the_example_as_it_is(self):
+        ran = subprocess.run(
+            [BIN / "fp8kvctl", "bench", "--json", "--seconds=0.2",
+             f"--target={self.daemon.address}"], capture_output=True, text=True, timeout=120)
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        self.assertGreater(json.loads(ran.stdout)["calls"], 0)
+
     def test_fp8kvctl_fails_when_the_contract_is_not_met(self):
         """gemma's errors for SmolLM2's capture: the layers differ by more than 2 %."""
         ran = subprocess.run(

@@ -42,7 +42,7 @@ absl::StatusOr<Plan> MakePlan(const Invocation& invocation, const client::Server
     status.Update(count.status());
     return count.value_or(absent);
   };
-  plan.batch = take("batch", 8, info.limits.items_max);
+  plan.batch = take("batch", 4, info.limits.items_max);
   plan.seq_len = take("seq_len", 1024, static_cast<int64_t>(info.limits.seq_len_max));
   plan.in_flight = take("in_flight", 4, 1024);
   absl::StatusOr<double> seconds = invocation.Number("seconds", 3, 0.1, 3600);
@@ -226,7 +226,7 @@ const Command& BenchCommand() {
       "fp8kvctl bench --model=llama-3.1-8b --batch=16 --seq_len=4096 --in_flight=4",
       {{"model", "NAME", "default the daemon's first"},
        {"layer", "N", "0-based; default 0"},
-       {"batch", "N", "sequences in a call; default 8"},
+       {"batch", "N", "sequences in a call; default 4"},
        {"seq_len", "N", "tokens of each; default 1024"},
        {"in_flight", "N", "calls in the pipeline; default 4"},
        {"seconds", "S", "how long to decode; default 3"}},
