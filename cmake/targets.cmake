@@ -6,6 +6,7 @@
 #   name. SERIAL: nothing runs beside it (it measures time). SKIP_UNDER: not built in asan or tsan.
 # fp8kvd_python_test(name [SERIAL] SCRIPT file.py NEEDS … SKIP_UNDER …)   a ctest that runs a Python
 #   program of the source tree; NEEDS are the targets that it starts, found in FP8KVD_BIN_DIR.
+#   A test of another kind says which targets tests/run builds for it: LABELS needs=TARGET.
 #   A test's time limit stands in tests/budget.txt; one without a line there does not configure.
 # fp8kvd_check_visibility()           after all folders: fails on an edge that VISIBLE_TO refuses.
 
