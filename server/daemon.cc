@@ -109,6 +109,7 @@ absl::Status StartEngine(const config::Loaded& loaded, Parts* parts) {
   parts->device = *std::move(device);
   kernels::Backend* const backend = parts->device.backend.get();
   const kernels::DeviceInfo info = backend->Device();
+  if (!parts->device.why_no_gpu.empty()) spdlog::info("{}", parts->device.why_no_gpu);
   spdlog::info("device {} ({}), {} MiB free", info.kind, info.name, info.bytes_free >> 20);
 
   std::vector<ModelGeometry> geometries;

@@ -109,11 +109,16 @@ absl::StatusOr<std::unique_ptr<Backend>> CudaBackend::Make(const CudaOptions& op
 
 absl::Status CudaBackend::Init() {
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || options_.device >= count) {
+  const cudaError_t counted = cudaGetDeviceCount(&count);
+  if (counted != cudaSuccess || count == 0) {
     cudaGetLastError();
-    return absl::NotFoundError("CUDA device " + std::to_string(options_.device) + " asked for, " +
-                               std::to_string(count) +
-                               " found; install a driver or use --device=cpu");
+    return absl::NotFoundError(std::string("no CUDA device (") + cudaGetErrorString(counted) +
+                               "); install a driver or use --device=cpu");
+  }
+  if (options_.device < 0 || options_.device >= count) {
+    return absl::InvalidArgumentError("CUDA device " + std::to_string(options_.device) +
+                                      " asked for, 0 to " + std::to_string(count - 1) +
+                                      " are here; set device_index to one of them");
   }
   absl::Status status = ToStatus(cudaSetDevice(options_.device), "choosing the device");
   if (!status.ok()) return status;

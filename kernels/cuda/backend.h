@@ -19,7 +19,8 @@ struct CudaOptions {
   bool generic_kernels = false;
 };
 
-// NOT_FOUND without a driver or device; UNIMPLEMENTED for a device older than sm_80.
+// NOT_FOUND without a driver or device, INVALID_ARGUMENT for a device that is not among those here,
+// UNIMPLEMENTED for one older than sm_80.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options);
 
 }  // namespace fp8kvd::kernels::cuda
