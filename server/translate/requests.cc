@@ -324,8 +324,8 @@ absl::Status AppendMessage::CheckPlace(const Catalog& catalog) {
     return Invalid("pos ", wire_.pos, ", n ", wire_.n, " and skip_to ", wire_.skip_to,
                    " pass the longest sequence of ", max, " tokens; send positions below it");
   }
-  if (wire_.skip_to == 0 && wire_.n == 0) {
-    return Invalid("n is 0, a chunk has at least 1 token; send some, or skip_to");
+  if (wire_.n == 0) {
+    return Invalid("n is 0, a chunk has at least 1 token, with skip_to too; send those at pos");
   }
   if (wire_.skip_to != 0 && wire_.skip_to != wire_.pos) {
     return Invalid("skip_to is ", wire_.skip_to, " and pos ", wire_.pos,
@@ -347,7 +347,6 @@ absl::Status AppendMessage::CheckPlace(const Catalog& catalog) {
 }
 
 absl::Status AppendMessage::Load(uint8_t* slot) {
-  if (request_->n == 0) return absl::OkStatus();
   wire_.k.CopyTo(slot);
   request_->k = reinterpret_cast<const uint16_t*>(slot);
   slot += Aligned(wire_.k.size);
