@@ -3,12 +3,11 @@
 //
 // A call's life (the engine's side of style "one thread owns a call"):
 //   1. Its poller fills the request, has its tensors in a staging slot, checked (range) and
-//   digested.
+//      digested.
 //   2. Engine::Submit(request): a Status here means refused, nothing was kept. Ok: the engine has
-//   it.
+//      it.
 //   3. The engine's thread runs it and calls request->done->Done() exactly once, after which it
-//   never
-//      touches the request again. Done() must return at once (it posts an event to the call's
+//      never touches the request again. Done() must return at once (it posts an event to the call's
 //      poller).
 //   4. The poller copies out and lse from the slot, gives the slot back, finishes the call.
 // The call may set `cancelled` at any time; the engine looks before it begins work, never after.

@@ -2,9 +2,8 @@
 // copied into its slot and digested while one runs.
 //
 // Promises: never more than two chunks in slots and one message unread. When no slot is free it
-// waits
-//   for one without reading on (a deadline or a cancel ends that). A stream that breaks gives back
-//   its slots; what it committed stays.
+//   waits for one without reading on (a deadline or a cancel ends that). A stream that breaks gives
+//   back its slots; what it committed stays.
 // Threads: its poller's.
 #pragma once
 

@@ -2,9 +2,8 @@
 // one poller: all its events run there, so a call needs no lock.
 //
 // Promises: an Event that was handed to gRPC as a tag runs once, on this poller's thread. Post
-// makes
-//   an object's OnPosted run there too, in the order of the posts; it takes no memory and no lock,
-//   and of posts that come together only the first wakes the thread.
+//   makes an object's OnPosted run there too, in the order of the posts; it takes no memory and no
+//   lock, and of posts that come together only the first wakes the thread.
 // Does not manage: what events mean (the calls); starting and joining its thread (server.h).
 // Threads: Post from any; the rest from the thread of Run.
 #pragma once

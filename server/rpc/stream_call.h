@@ -2,11 +2,10 @@
 // out as they are ready, whatever order that is.
 //
 // Promises: at most stream_inflight_max messages, or kStreamBytesMax bytes of messages and replies,
-// are
-//   read and not yet written out, one message at least; beyond that the stream is not read, so a
-//   client that sends without reading fills only its own flow-control window. The stream ends with
-//   OK once the client has half-closed and every message was answered; while the server drains,
-//   with UNAVAILABLE once every message read was answered.
+//   are read and not yet written out, one message at least; beyond that the stream is not read, so
+//   a client that sends without reading fills only its own flow-control window. The stream ends
+//   with OK once the client has half-closed and every message was answered; while the server
+//   drains, with UNAVAILABLE once every message read was answered.
 // Threads: its poller's.
 #pragma once
 

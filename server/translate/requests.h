@@ -3,17 +3,15 @@
 //   Check(catalog, message)   reads it in place and holds every count, size and number against the
 //                             model and the limits; takes no staging memory
 //   Load(slot)                copies the tensors into the slot, once; then, on that copy, refuses
-//   what
-//                             is not finite or >= 2^28 and digests the rows of K and V
+//                             what is not finite or >= 2^28 and digests the rows of K and V
 // after which request() can be submitted and lives until its Done.
 //
 // Does not manage: slots and their return, deadlines (server/rpc); whether a handle exists,
-// lengths,
-//   rooms (the engine). `home` of a handle that is not ours becomes a handle that never exists.
+//   lengths, rooms (the engine). `home` of a handle that is not ours becomes a handle that never
+//   exists.
 // Threads: one message at a time per object. Memory is kept from message to message.
 // Errors: INVALID_ARGUMENT, NOT_FOUND (model). What is wrong with one item of a Decode is that
-// item's
-//   status, and the message goes on.
+//   item's status, and the message goes on.
 #pragma once
 
 #include <cstdint>

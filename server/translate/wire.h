@@ -10,8 +10,7 @@
 //   kQHeadsMax) entries and count the rest, a model's name keeps kNameBytesMax.
 // Does not manage: whether the values make sense (requests.h).
 // Threads: none of its own; an object serves one message at a time. Cost: one pass over the fields
-// that
-//   are not tensors; memory is kept from message to message.
+//   that are not tensors; memory is kept from message to message.
 // Errors: INVALID_ARGUMENT with the byte at which the message stops being one.
 #pragma once
 
