@@ -62,8 +62,8 @@ absl::StatusOr<Device> MakeDevice(const config::EngineOptions& options) {
   if (options.device == config::DeviceChoice::kCuda) {
     return absl::UnavailableError(absl::StrCat("device is cuda: ", why.message()));
   }
-  // auto: a machine without a GPU, or a build without CUDA, serves from the CPU. A GPU that is there
-  // and cannot be used is an error: to fall back in silence would hide it.
+  // auto: a machine without a GPU, or a build without CUDA, serves from the CPU. A GPU that is
+  // there and cannot be used is an error: to fall back in silence would hide it.
   if (!absl::IsNotFound(why)) return why;
   Device cpu = MakeCpu(options);
   cpu.why_no_gpu = std::string(why.message());
