@@ -118,7 +118,8 @@ void Gpu::Fill(Precision precision, int32_t head_dim) {
                          1};
   Upload(&row, sizeof(row), kAppendRowsAt, scratch_);
   const auto* rows = reinterpret_cast<const AppendRow*>(scratch_ + kAppendRowsAt);
-  Must(LaunchAppend({rows, 1, head_dim, precision}, kTokens / kTileTokens, stream_), "filling");
+  Must(LaunchAppend({rows, 1, head_dim, precision}, kTokens / kTileTokens, false, stream_),
+       "filling");
   for (int64_t done = pages * block; done < kPoolBytes;) {
     const int64_t bytes = std::min(done, kPoolBytes - done);
     Must(cudaMemcpyAsync(pool_ + done, pool_, bytes, cudaMemcpyDeviceToDevice, stream_), "filling");
@@ -228,13 +229,13 @@ double Gpu::DecodeUs(const Shape& shape, const Variant& variant) {
   args.group_inverse = GroupInverse(group);
   args.out_type = OutType::kBf16;
   args.batch_invariant = variant.batch_invariant;
-  args.cache_settled = !variant.with_append;
+  args.cache = variant.with_append ? CacheState::kBelowQueries : CacheState::kSettled;
   const int32_t launches = std::max(20, problem.copies);
   return MedianUs(launches, [&](int32_t i) {
     const int64_t first = int64_t{i % problem.copies} * count;
     if (variant.with_append) {
       Must(LaunchAppend({problem.device_appends + first, count, shape.head_dim, shape.precision},
-                        shape.kv_heads, stream_),
+                        shape.kv_heads, true, stream_),
            "appending");
     }
     args.rows = problem.device_rows + first;
@@ -273,7 +274,7 @@ Gpu::Append Gpu::BulkAppend(Precision precision, int32_t head_dim, int32_t seqs,
   result.us = MedianUs(std::max(20, problem.copies), [&](int32_t i) {
     const AppendRow* of_copy = problem.device_appends + int64_t{i % problem.copies} * seqs;
     Must(LaunchAppend({of_copy, seqs, head_dim, precision},
-                      (n + kTileTokens - 1) / kTileTokens * kv_heads, stream_),
+                      (n + kTileTokens - 1) / kTileTokens * kv_heads, true, stream_),
          "appending");
   });
   result.bytes = 4 * elements * seqs + shape.KvBytes();

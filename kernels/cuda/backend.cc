@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -31,6 +32,60 @@ static_assert(kPerUpload<DecodeRow> >= kItemsMax, "the rows of a launch are one 
 
 // The largest sum of units that the kernels' 32-bit counters take.
 constexpr int64_t kLaunchUnitsMax = (int64_t{1} << 31) - 1;
+
+// What was queued since the last decode that writes what a decode reads, so that the next one may
+// read ahead of what it does not touch.
+class Writes {
+ public:
+  Writes() { appends_.reserve(kItemsMax); }
+
+  void Append(absl::Span<const AppendRow> rows) {
+    last_is_tables_ = false;
+    if (appends_.size() + rows.size() > kItemsMax) return Other();
+    for (const AppendRow& row : rows) appends_.push_back({row.block_table, row.base, row.pos});
+  }
+  void Tables() {
+    last_is_tables_ = true;
+    other_ = true;
+  }
+  void Other() {
+    last_is_tables_ = false;
+    other_ = true;
+  }
+  void Decode() {
+    last_is_tables_ = other_ = false;
+    appends_.clear();
+  }
+
+  bool tables_settled() const { return !last_is_tables_; }
+
+  CacheState StateFor(absl::Span<const DecodeRow> rows) {
+    if (other_) return CacheState::kUnsettled;
+    if (appends_.empty()) return CacheState::kSettled;
+    std::sort(appends_.begin(), appends_.end());
+    for (const DecodeRow& row : rows) {
+      const Place first = {row.block_table, row.base, 0};
+      const auto at = std::lower_bound(appends_.begin(), appends_.end(), first);
+      if (at != appends_.end() && at->table == row.block_table && at->base == row.base &&
+          at->pos < row.pos) {
+        return CacheState::kUnsettled;
+      }
+    }
+    return CacheState::kBelowQueries;
+  }
+
+ private:
+  struct Place {
+    const int32_t* table;
+    const uint8_t* base;
+    int32_t pos;
+    auto operator<=>(const Place&) const = default;
+  };
+
+  std::vector<Place> appends_;
+  bool other_ = false;
+  bool last_is_tables_ = false;
+};
 
 class CudaBackend final : public Backend {
  public:
@@ -91,8 +146,7 @@ class CudaBackend final : public Backend {
   int64_t piece_floats_ = 0;  // room in pieces_
   DeviceBytes arrivals_;
   DeviceBytes row_items_;
-  // The last launch wrote pages or tables, so the next must not read ahead of it.
-  bool cache_written_ = false;
+  Writes writes_;
   std::vector<DecodeRow> sorted_rows_;  // room for kItemsMax
 
   std::array<cudaEvent_t, kFences> fences_{};
@@ -264,7 +318,7 @@ absl::Status CudaBackend::UpdateTables(absl::Span<const TableEdit> edits) {
         LaunchTableEdits(*at, static_cast<int32_t>(some.size()), stream_), "editing block tables");
     if (!status.ok()) return status;
     edits.remove_prefix(some.size());
-    cache_written_ = true;
+    writes_.Tables();
   }
   return absl::OkStatus();
 }
@@ -281,7 +335,7 @@ absl::Status CudaBackend::CopyPages(absl::Span<const PageCopy> copies) {
                  "copying pages");
     if (!status.ok()) return status;
     copies.remove_prefix(some.size());
-    cache_written_ = true;
+    writes_.Other();
   }
   return absl::OkStatus();
 }
@@ -299,10 +353,11 @@ absl::Status CudaBackend::Append(const AppendParams& params) {
     }
     const AppendParams on_device = {*at, static_cast<int32_t>(some.size()), params.head_dim,
                                     params.precision};
-    const absl::Status status = ToStatus(LaunchAppend(on_device, tiles_max, stream_), "appending");
+    const absl::Status status = ToStatus(
+        LaunchAppend(on_device, tiles_max, writes_.tables_settled(), stream_), "appending");
     if (!status.ok()) return status;
     rows.remove_prefix(some.size());
-    cache_written_ = true;
+    writes_.Append(some);
   }
   return absl::OkStatus();
 }
@@ -362,7 +417,7 @@ absl::Status CudaBackend::DecodeRows(absl::Span<const DecodeRow> rows, const Dec
     args.group_inverse = GroupInverse(params.group);
     args.out_type = params.out_type;
     args.batch_invariant = params.batch_invariant;
-    args.cache_settled = !cache_written_;
+    args.cache = writes_.StateFor(some);
     args.pieces = reinterpret_cast<float*>(pieces_.get());
     args.arrivals = reinterpret_cast<uint32_t*>(arrivals_.get());
     args.row_items = reinterpret_cast<int32_t*>(row_items_.get());
@@ -379,14 +434,14 @@ absl::Status CudaBackend::DecodeRows(absl::Span<const DecodeRow> rows, const Dec
           "merging");
     }
     if (!status.ok()) return status;
-    cache_written_ = false;
+    writes_.Decode();
     rows.remove_prefix(some.size());
   }
   return absl::OkStatus();
 }
 
 absl::Status CudaBackend::Poison(uint8_t* pool_bytes, int64_t bytes) {
-  cache_written_ = true;
+  writes_.Other();
   return ToStatus(cudaMemsetAsync(pool_bytes, 0xFF, bytes, stream_), "poisoning pages");
 }
 
@@ -399,7 +454,7 @@ absl::Status CudaBackend::Read(const uint8_t* pool_bytes, absl::Span<uint8_t> ho
 }
 
 absl::Status CudaBackend::Write(uint8_t* pool_bytes, absl::Span<const uint8_t> host) {
-  cache_written_ = true;
+  writes_.Other();
   const absl::Status status = ToStatus(
       cudaMemcpyAsync(pool_bytes, host.data(), host.size(), cudaMemcpyHostToDevice, stream_),
       "writing pages");

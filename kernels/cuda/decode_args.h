@@ -10,6 +10,13 @@
 
 namespace fp8kvd::kernels::cuda {
 
+// What launches that may still run write of the pages, tables and rows that a decode reads.
+enum class CacheState : uint8_t {
+  kSettled,       // nothing: the first reads may overlap them
+  kBelowQueries,  // only keys at or after each row's pos: what is before may be read at once
+  kUnsettled,     // anything
+};
+
 struct DecodeArgs {
   const DecodeRow* rows;  // device memory, as all that rows point to
   int32_t rows_count;
@@ -17,9 +24,7 @@ struct DecodeArgs {
   int32_t group_inverse;  // GroupInverse(group)
   OutType out_type;
   bool batch_invariant;
-  // The launch before this one writes none of the pages, tables and rows that this one reads, so
-  // the first reads may overlap it.
-  bool cache_settled;
+  CacheState cache;
 
   // Workspace of one launch at a time.
   float* pieces;       // PiecesNeeded times PieceFloats; batch_invariant: one for each item

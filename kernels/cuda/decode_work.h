@@ -52,17 +52,19 @@ FP8KVD_HOST_DEVICE constexpr RowWork WorkOf(const DecodeRow& row, int32_t group,
           row.kv_heads * ColumnBlocks(row, group, grain.columns)};
 }
 
-// batch_invariant: units of an item. 512 tokens keep its piece at 3 % of what the item reads. More
-// than kInvariantItemsMax items for each KV head would only make the merge longer, and its
-// workspace; fewer would leave warps without work when one long sequence is alone.
+// batch_invariant: units of an item. A quarter of the row, between 512 and 1024 tokens: a shorter
+// item costs more in its piece, a longer one leaves warps without work. More than
+// kInvariantItemsMax items for each KV head would only make the merge longer, and its workspace.
 inline constexpr int32_t kInvariantItemsMax = 128;
 
 FP8KVD_HOST_DEVICE constexpr int32_t InvariantItemUnits(int32_t units, int32_t column_blocks,
                                                         Grain grain) {
-  const int32_t least = 512 / grain.unit_tokens;
-  const int32_t items_max = CeilDiv(kInvariantItemsMax, column_blocks);
-  const int32_t even = CeilDiv(units, items_max);
-  return even > least ? even : least;
+  const int32_t quarter = CeilDiv(units, 4);
+  const int32_t shortest = FloorDiv(512, grain.unit_tokens);
+  const int32_t longest = FloorDiv(1024, grain.unit_tokens);
+  const int32_t even = CeilDiv(units, CeilDiv(kInvariantItemsMax, column_blocks));
+  const int32_t wanted = quarter < shortest ? shortest : quarter > longest ? longest : quarter;
+  return even > wanted ? even : wanted;
 }
 
 // Items of each of a row's pairs.
@@ -93,8 +95,10 @@ FP8KVD_HOST_DEVICE constexpr int32_t ShareOf(int32_t items, int32_t workers, int
 }
 
 // The slack of a CTA's share: a pair cut between CTAs waits for the slowest of them and is read
-// back, which takes as long as two more units of each warp.
-FP8KVD_HOST_DEVICE constexpr int32_t CtaSlack(int32_t warps) { return 2 * warps; }
+// back, which takes as long as 64 more tokens of each warp.
+FP8KVD_HOST_DEVICE constexpr int32_t CtaSlack(int32_t warps, Grain grain) {
+  return warps * CeilDiv(64, grain.unit_tokens);
+}
 
 // Floats of one piece: for each column head_dim sums, the maximum, the sum of the weights, and two
 // more so that neighbouring columns lie in other banks.

@@ -11,7 +11,7 @@ namespace {
 constexpr int32_t kWarps = 8;
 constexpr int32_t kStagesOfManyWarps = 3;
 constexpr int32_t kStagesOfFewWarps = 4;
-constexpr int32_t kShortUnits = 8;        // of a warp
+constexpr int32_t kShortUnits = 4;        // of a warp
 constexpr int32_t kSharedReserve = 1024;  // that the system takes of each CTA
 
 }  // namespace
@@ -37,14 +37,17 @@ LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int
   const int64_t useful = std::max(work.items / kWarps, work.pairs);
   shape.ctas = static_cast<int32_t>(std::clamp<int64_t>(useful, 1, device.multiprocessors));
   // Equal pairs of which a CTA gets a handful go best with a warp each: nothing is left to join.
+  // Not where a unit takes more arithmetic for its bytes, which fewer warps cannot keep up with.
   const bool uniform = work.pairs * work.items_max == work.items;
+  const bool is_light =
+      kernel.grain.columns == 8 && (kernel.precision == Precision::kBf16 || kernel.head_dim == 128);
   const auto pairs_of_cta = static_cast<int32_t>((work.pairs + shape.ctas - 1) / shape.ctas);
-  const bool handful = uniform && pairs_of_cta >= kWarps / 2 && pairs_of_cta <= kWarps;
+  const bool handful = uniform && is_light && pairs_of_cta >= kWarps / 2 && pairs_of_cta <= kWarps;
   shape.warps = std::min(handful ? pairs_of_cta : kWarps, kernel.warps_max);
 
   const int32_t pair_items = uniform ? work.items_max : 0;
-  const int32_t of_cta =
-      ShareOf(static_cast<int32_t>(work.items), shape.ctas, pair_items, CtaSlack(shape.warps));
+  const int32_t of_cta = ShareOf(static_cast<int32_t>(work.items), shape.ctas, pair_items,
+                                 CtaSlack(shape.warps, kernel.grain));
   const int32_t of_warp = ShareOf(of_cta, shape.warps, pair_items, 0);
   // A ring that holds half of a multiprocessor's memory or less lets the next launch's CTA start
   // beside this one's, which is worth more than its depth where there is little to read.

@@ -33,26 +33,31 @@ __device__ __forceinline__ uint32_t Encode(float value) {
 #endif
 }
 
-// 8 values of a row, from 16 bytes.
+// 8 values of a row.
 struct Piece {
-  uint16_t bits[kLaneDims];
+  uint32_t words[kLaneDims / 2];
 
-  __device__ float Value(int32_t i) const {
-    return __uint_as_float(static_cast<uint32_t>(bits[i]) << 16);
-  }
+  __device__ uint32_t Bits(int32_t i) const { return (words[i / 2] >> (16 * (i % 2))) & 0xFFFFU; }
+  __device__ float Value(int32_t i) const { return __uint_as_float(Bits(i) << 16); }
 };
 
 __device__ __forceinline__ Piece LoadPiece(const uint16_t* row, int32_t dim, bool there) {
-  Piece piece{};
-  if (there) {
-    const uint4 x = __ldg(reinterpret_cast<const uint4*>(row + dim));
-    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int32_t i = 0; i < kLaneDims; ++i) {
-      piece.bits[i] = static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
-    }
-  }
-  return piece;
+  if (!there) return Piece{};
+  const uint4 x = __ldg(reinterpret_cast<const uint4*>(row + dim));
+  return {{x.x, x.y, x.z, x.w}};
+}
+
+// value / scale, or something that Encode rounds to the same code: value * inverse is off by two
+// units in the last place at most, which matters only where a code ends in the middle (its lower 20
+// bits are 0x80000), or where codes are subnormal and end elsewhere.
+__device__ __noinline__ float ExactQuotient(float value, float scale) {
+  return __fdiv_rn(value, scale);
+}
+__device__ __forceinline__ float Quotient(float value, float scale, float inverse) {
+  const float near = value * inverse;
+  const uint32_t from_middle = (__float_as_uint(near) & 0xFFFFFU) - (0x80000U - 4U);
+  const bool safe = from_middle > 8U && fabsf(near) >= 0x1p-6F;
+  return safe ? near : ExactQuotient(value, scale);
 }
 
 template <int32_t kHeadDim>
@@ -67,6 +72,22 @@ __device__ __forceinline__ float RowScale(const Piece& piece) {
   return __fdiv_rn(largest, kE4m3Max);
 }
 
+// A tile in shared memory lies there with its 16-byte pieces in another order within every KiB, so
+// that the elements of a row, 64 or 128 bytes apart in V, meet different banks.
+__device__ __forceinline__ int32_t Staggered(int32_t byte) {
+  return byte ^ ((((byte >> 7) ^ (byte >> 10)) & 7) << 4);
+}
+
+// Where a tile is put together: in place, or in shared memory.
+struct Target {
+  uint8_t* bytes;
+  bool staged;
+
+  __device__ __forceinline__ uint8_t* At(int32_t byte) const {
+    return bytes + (staged ? Staggered(byte) : byte);
+  }
+};
+
 __device__ __forceinline__ void StoreHalf(uint8_t* at, uint32_t half) {
   *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(half);
 }
@@ -74,36 +95,43 @@ __device__ __forceinline__ void StoreHalf(uint8_t* at, uint32_t half) {
 // Writes 8 codes of one row, dimensions dim ... dim + 7 of token `token` of the tile.
 template <int32_t kHeadDim>
 __device__ __forceinline__ void PlaceCodes(const uint32_t (&code)[kLaneDims], bool is_key,
-                                           int32_t token, int32_t dim, uint8_t* tile) {
+                                           int32_t token, int32_t dim, const Target& tile) {
   constexpr Precision kFp8 = Precision::kFp8Kv;
   if (is_key) {
 #pragma unroll
     for (int32_t i = 0; i < kLaneDims; i += 4) {
       const uint32_t low = PlaceCode(code[i], false) | PlaceCode(code[i + 2], true);
       const uint32_t high = PlaceCode(code[i + 1], false) | PlaceCode(code[i + 3], true);
-      uint8_t* at = tile + KPlace<kFp8>(kHeadDim, token, dim + i).byte;
+      uint8_t* at = tile.At(KPlace<kFp8>(kHeadDim, token, dim + i).byte);
       *reinterpret_cast<uint32_t*>(at) = low | (high << 16);
     }
   } else {
-    uint8_t* v = tile + TileOperandBytes(kFp8, kHeadDim);
 #pragma unroll
     for (int32_t i = 0; i < kLaneDims; i += 2) {
-      StoreHalf(v + VPlace<kFp8>(kHeadDim, token, dim + i).byte,
-                PlaceCode(code[i], false) | PlaceCode(code[i + 1], true));
+      const int32_t at =
+          TileOperandBytes(kFp8, kHeadDim) + VPlace<kFp8>(kHeadDim, token, dim + i).byte;
+      StoreHalf(tile.At(at), PlaceCode(code[i], false) | PlaceCode(code[i + 1], true));
     }
   }
 }
 
 template <int32_t kHeadDim>
 __device__ __forceinline__ void PlaceBf16(const Piece& piece, bool is_key, int32_t token,
-                                          int32_t dim, uint8_t* tile) {
+                                          int32_t dim, const Target& tile) {
   constexpr Precision kBf16 = Precision::kBf16;
-  uint8_t* v = tile + TileOperandBytes(kBf16, kHeadDim);
+  if (is_key) {
 #pragma unroll
-  for (int32_t i = 0; i < kLaneDims; ++i) {
-    StoreHalf(is_key ? tile + KPlace<kBf16>(kHeadDim, token, dim + i).byte
-                     : v + VPlace<kBf16>(kHeadDim, token, dim + i).byte,
-              piece.bits[i]);
+    for (int32_t i = 0; i < kLaneDims; i += 4) {
+      uint8_t* at = tile.At(KPlace<kBf16>(kHeadDim, token, dim + i).byte);
+      *reinterpret_cast<uint2*>(at) = {piece.words[i / 2], piece.words[i / 2 + 1]};
+    }
+  } else {
+#pragma unroll
+    for (int32_t i = 0; i < kLaneDims; ++i) {
+      const int32_t at =
+          TileOperandBytes(kBf16, kHeadDim) + VPlace<kBf16>(kHeadDim, token, dim + i).byte;
+      StoreHalf(tile.At(at), piece.Bits(i));
+    }
   }
 }
 
@@ -117,45 +145,66 @@ struct TileRows {
   int32_t end;
 };
 
-// Quantises the rows into `tile`, which is the tile itself or a copy of it in shared memory.
+// One row's piece, quantised and placed. All lanes of the row call it.
 template <Precision kPrecision, int32_t kHeadDim>
-__device__ void FillTile(const TileRows& rows, int32_t lane, uint8_t* tile) {
+__device__ __forceinline__ void PlacePiece(const Piece& piece, bool there, bool is_key,
+                                           int32_t token, int32_t dim, const Target& tile) {
+  if constexpr (kPrecision == Precision::kFp8Kv) {
+    const float scale = RowScale<kHeadDim>(piece);
+    // Where the inverse would overflow, 0 sends every quotient the long way.
+    const float inverse = scale >= 0x1p-100F ? __frcp_rn(scale) : 0.0F;
+    uint32_t code[kLaneDims];
+#pragma unroll
+    for (int32_t i = 0; i < kLaneDims; ++i) {
+      code[i] = scale == 0.0F ? 0U : Encode(Quotient(piece.Value(i), scale, inverse));
+    }
+    if (!there) return;
+    PlaceCodes<kHeadDim>(code, is_key, token, dim, tile);
+    if (dim == 0) {
+      const int32_t scales = is_key ? TileKScales(kHeadDim) : TileVScales(kHeadDim);
+      *reinterpret_cast<float*>(tile.At(scales + 4 * token)) = scale;
+    }
+  } else if (there) {
+    PlaceBf16<kHeadDim>(piece, is_key, token, dim, tile);
+  }
+}
+
+// Quantises the rows into `tile`, some rows under way while others are worked on. Waits for the
+// launches before only when it has loaded what it can: rows are the caller's, not theirs.
+template <Precision kPrecision, int32_t kHeadDim>
+__device__ __forceinline__ void FillTile(const TileRows& rows, int32_t lane, const Target& tile) {
   constexpr int32_t kRowLanes = RowLanes(kHeadDim);
   constexpr int32_t kRowsAtOnce = kWarpLanes / kRowLanes;
+  constexpr int32_t kLoads = 4;
   const int32_t dim = lane % kRowLanes * kLaneDims;
   const int32_t rows_count = 2 * (rows.end - rows.first);  // K and V of a token in turn
-  for (int32_t start = 0; start < rows_count; start += kRowsAtOnce) {
-    const int32_t row = start + lane / kRowLanes;
-    const bool is_key = row % 2 == 0;
-    const bool there = row < rows_count && dim < kHeadDim;
-    const int32_t token = rows.first + row / 2;
-    const uint16_t* from = (is_key ? rows.k : rows.v) + (row / 2) * rows.row_stride;
-    const Piece piece = LoadPiece(from, dim, there);
-    if constexpr (kPrecision == Precision::kFp8Kv) {
-      const float scale = RowScale<kHeadDim>(piece);
-      uint32_t code[kLaneDims];
+  for (int32_t start = 0; start < rows_count; start += kLoads * kRowsAtOnce) {
+    Piece pieces[kLoads];
+    const auto row_of = [&](int32_t load) { return start + load * kRowsAtOnce + lane / kRowLanes; };
 #pragma unroll
-      for (int32_t i = 0; i < kLaneDims; ++i) {
-        code[i] = scale == 0.0F ? 0U : Encode(__fdiv_rn(piece.Value(i), scale));
-      }
-      if (there) PlaceCodes<kHeadDim>(code, is_key, token, dim, tile);
-      if (there && dim == 0) {
-        const int32_t scales = is_key ? TileKScales(kHeadDim) : TileVScales(kHeadDim);
-        *reinterpret_cast<float*>(tile + scales + 4 * token) = scale;
-      }
-    } else if (there) {
-      PlaceBf16<kHeadDim>(piece, is_key, token, dim, tile);
+    for (int32_t l = 0; l < kLoads; ++l) {
+      const int32_t row = row_of(l);
+      const uint16_t* from = (row % 2 == 0 ? rows.k : rows.v) + (row / 2) * rows.row_stride;
+      pieces[l] = LoadPiece(from, dim, row < rows_count && dim < kHeadDim);
+    }
+    WaitForPreviousLaunch();
+#pragma unroll
+    for (int32_t l = 0; l < kLoads; ++l) {
+      const int32_t row = row_of(l);
+      if (start + l * kRowsAtOnce >= rows_count) break;
+      PlacePiece<kPrecision, kHeadDim>(pieces[l], row < rows_count && dim < kHeadDim, row % 2 == 0,
+                                       rows.first + row / 2, dim, tile);
     }
   }
 }
 
 template <Precision kPrecision, int32_t kHeadDim>
-__global__ void AppendKernel(const AppendRow* rows) {
+__global__ void AppendKernel(const AppendRow* rows, bool tables_settled) {
   constexpr int32_t kTileBytes = TileBytes(kPrecision, kHeadDim);
   constexpr int32_t kWarps = WarpsFor(kTileBytes);
   __shared__ __align__(16) uint8_t tiles[kWarps][kTileBytes];
+  if (!tables_settled) WaitForPreviousLaunch();
   LetNextLaunchStart();
-  WaitForPreviousLaunch();
   const int32_t warp = threadIdx.x / kWarpLanes;
   const int32_t lane = threadIdx.x % kWarpLanes;
   const AppendRow row = rows[blockIdx.y];
@@ -177,44 +226,48 @@ __global__ void AppendKernel(const AppendRow* rows) {
                   static_cast<int64_t>(kv_head) * BlockBytesOf(kPrecision, kHeadDim) +
                   static_cast<int64_t>(tile % kTilesPerPage) * kTileBytes;
     if (end - pos < kTileTokens) {
-      FillTile<kPrecision, kHeadDim>(tile_rows, lane, to);
+      FillTile<kPrecision, kHeadDim>(tile_rows, lane, {to, false});
       continue;
     }
-    FillTile<kPrecision, kHeadDim>(tile_rows, lane, tiles[warp]);
+    FillTile<kPrecision, kHeadDim>(tile_rows, lane, {tiles[warp], true});
     __syncwarp();
     for (int32_t i = lane * 16; i < kTileBytes; i += kWarpLanes * 16) {
-      *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(tiles[warp] + i);
+      *reinterpret_cast<uint4*>(to + i) =
+          *reinterpret_cast<const uint4*>(tiles[warp] + Staggered(i));
     }
     __syncwarp();
   }
+  WaitForPreviousLaunch();  // also where there was nothing to do: the next launch counts on it
 }
 
 template <Precision kPrecision, int32_t kHeadDim>
-cudaError_t Launch(const AppendParams& params, int32_t tiles_max, cudaStream_t stream) {
+cudaError_t Launch(const AppendParams& params, int32_t tiles_max, bool tables_settled,
+                   cudaStream_t stream) {
   // A warp's work is short; several tiles each keep the grid of a bulk append in a few waves.
   constexpr int32_t kBlocksMax = 2048;
   constexpr int32_t kWarps = WarpsFor(TileBytes(kPrecision, kHeadDim));
   const int32_t blocks = (tiles_max + kWarps - 1) / kWarps;
   const dim3 grid(blocks < kBlocksMax ? blocks : kBlocksMax, params.rows_count);
   return LaunchAfterPrevious(AppendKernel<kPrecision, kHeadDim>, grid, dim3(kWarps * kWarpLanes), 0,
-                             stream, params.rows);
+                             stream, params.rows, tables_settled);
 }
 
 template <Precision kPrecision>
-cudaError_t LaunchDim(const AppendParams& params, int32_t tiles_max, cudaStream_t stream) {
+cudaError_t LaunchDim(const AppendParams& params, int32_t tiles_max, bool tables_settled,
+                      cudaStream_t stream) {
   switch (params.head_dim) {
     case 64:
-      return Launch<kPrecision, 64>(params, tiles_max, stream);
+      return Launch<kPrecision, 64>(params, tiles_max, tables_settled, stream);
     case 80:
-      return Launch<kPrecision, 80>(params, tiles_max, stream);
+      return Launch<kPrecision, 80>(params, tiles_max, tables_settled, stream);
     case 96:
-      return Launch<kPrecision, 96>(params, tiles_max, stream);
+      return Launch<kPrecision, 96>(params, tiles_max, tables_settled, stream);
     case 128:
-      return Launch<kPrecision, 128>(params, tiles_max, stream);
+      return Launch<kPrecision, 128>(params, tiles_max, tables_settled, stream);
     case 192:
-      return Launch<kPrecision, 192>(params, tiles_max, stream);
+      return Launch<kPrecision, 192>(params, tiles_max, tables_settled, stream);
     case 256:
-      return Launch<kPrecision, 256>(params, tiles_max, stream);
+      return Launch<kPrecision, 256>(params, tiles_max, tables_settled, stream);
     default:
       return cudaErrorInvalidValue;
   }
@@ -222,10 +275,11 @@ cudaError_t LaunchDim(const AppendParams& params, int32_t tiles_max, cudaStream_
 
 }  // namespace
 
-cudaError_t LaunchAppend(const AppendParams& params, int32_t tiles_max, cudaStream_t stream) {
+cudaError_t LaunchAppend(const AppendParams& params, int32_t tiles_max, bool tables_settled,
+                         cudaStream_t stream) {
   return params.precision == Precision::kFp8Kv
-             ? LaunchDim<Precision::kFp8Kv>(params, tiles_max, stream)
-             : LaunchDim<Precision::kBf16>(params, tiles_max, stream);
+             ? LaunchDim<Precision::kFp8Kv>(params, tiles_max, tables_settled, stream)
+             : LaunchDim<Precision::kBf16>(params, tiles_max, tables_settled, stream);
 }
 
 }  // namespace fp8kvd::kernels::cuda

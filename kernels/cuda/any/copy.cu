@@ -8,8 +8,8 @@ namespace {
 constexpr int32_t kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads) CopyPagesKernel(const PageCopy* copies) {
-  LetNextLaunchStart();
   WaitForPreviousLaunch();
+  LetNextLaunchStart();
   const PageCopy copy = copies[blockIdx.y];
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads * 16;
   for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 16; i < copy.bytes;
@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(kThreads) CopyPagesKernel(const PageCopy* copi
 
 __global__ void __launch_bounds__(kThreads)
     TableEditsKernel(const TableEdit* edits, int32_t count) {
-  LetNextLaunchStart();
   WaitForPreviousLaunch();
+  LetNextLaunchStart();
   const int32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i < count) *edits[i].at = edits[i].page;
 }

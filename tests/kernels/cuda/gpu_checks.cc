@@ -316,6 +316,75 @@ std::string NanQueriesDisturbNobody(Backend& backend, BackendDevice& device) {
   return "";
 }
 
+// Steps as a daemon takes them: append one token to each sequence, then decode it. Decode begins to
+// read while the append may still run, so it must leave alone what that writes. Each answer is
+// taken again when all is quiet.
+std::string AStepSeesItsOwnTokens(Backend& backend, BackendDevice& device) {
+  constexpr int32_t kSeqs = 5;
+  constexpr int32_t kSteps = 150;
+  constexpr int32_t kHeadDim = 128;
+  constexpr int32_t kGroup = 8;
+  constexpr int32_t kPages = (kSteps + kPageTokens - 1) / kPageTokens;
+  for (const Precision precision : kPrecisions) {
+    device.Reset();
+    const int64_t block = backend.BlockBytes(precision, kHeadDim);
+    uint8_t* pool = device.Pool(kSeqs * kPages * block);
+    int32_t* tables = device.Table(kSeqs * kPages);
+    std::vector<int32_t> pages(kSeqs * kPages);
+    for (int32_t i = 0; i < kSeqs * kPages; ++i) pages[i] = kSeqs * kPages - 1 - i;
+    std::string error = device.Poison(pool, kSeqs * kPages * block);
+    if (error.empty()) error = device.SetTable(tables, pages);
+    constexpr int64_t kRow = kHeadDim;
+    constexpr int64_t kQ = kGroup * kHeadDim;
+    auto* kv = reinterpret_cast<uint16_t*>(device.Staging(kSteps * kSeqs * kRow * 2));
+    auto* q = reinterpret_cast<uint16_t*>(device.Staging(kSteps * kSeqs * kQ * 2));
+    auto* out = reinterpret_cast<float*>(device.Staging(kSteps * kSeqs * kQ * 4));
+    Random random(11);
+    for (int64_t i = 0; i < kSteps * kSeqs * kRow; ++i) kv[i] = FloatToBf16(random.Normal());
+    for (int64_t i = 0; i < kSteps * kSeqs * kQ; ++i) q[i] = FloatToBf16(random.Normal());
+    const auto step = [&](int32_t pos, bool append) {
+      std::vector<AppendRow> appends;
+      std::vector<DecodeRow> rows;
+      for (int32_t seq = 0; seq < kSeqs; ++seq) {
+        const int64_t at = int64_t{pos} * kSeqs + seq;
+        const int32_t* table = tables + seq * kPages;
+        appends.push_back({kv + at * kRow, kv + at * kRow, table, pool, block, pos, 1, 1});
+        DecodeRow row{};
+        row.q = q + at * kQ;
+        row.out = out + at * kQ;
+        row.block_table = table;
+        row.base = pool;
+        row.page_stride = block;
+        row.pos = pos;
+        row.q_len = 1;
+        row.kv_heads = 1;
+        row.sm_scale = 0.1F;
+        rows.push_back(row);
+      }
+      if (append) error = device.Append({appends.data(), kSeqs, kHeadDim, precision});
+      if (!error.empty()) return;
+      error =
+          device.Decode({rows.data(), kSeqs, kHeadDim, kGroup, precision, OutType::kFp32, false});
+    };
+    for (int32_t pos = 0; pos < kSteps && error.empty(); ++pos) {
+      step(pos, true);
+      // synccheck loses track of more launches than this at once.
+      if (error.empty() && pos % 16 == 15) error = device.Wait();
+    }
+    if (error.empty()) error = device.Wait();
+    const std::vector<float> first(out, out + kSteps * kSeqs * kQ);
+    for (int32_t pos = 0; pos < kSteps && error.empty(); ++pos) step(pos, false);
+    if (error.empty()) error = device.Wait();
+    if (!error.empty()) return error;
+    for (int64_t i = 0; i < kSteps * kSeqs * kQ; ++i) {
+      if (std::memcmp(&first[i], out + i, sizeof(float)) != 0) {
+        return "step " + std::to_string(i / (kSeqs * kQ)) + " did not see what it appended";
+      }
+    }
+  }
+  return "";
+}
+
 std::string BatchOf512(Backend& /*backend*/, BackendDevice& device) {
   for (const Precision precision : kPrecisions) {
     Case c = Ragged(precision, 64, 4, 512, 700);
@@ -378,6 +447,7 @@ const std::vector<Check>& GpuChecks() {
       {"the_same_launch_twice_gives_the_same_bits", TheSameLaunchTwice},
       {"batch_invariant_row_alone_or_in_a_batch", RowAloneOrInABatch},
       {"nan_queries_disturb_nobody", NanQueriesDisturbNobody},
+      {"a_step_sees_its_own_tokens", AStepSeesItsOwnTokens},
       {"batch_of_512", BatchOf512},
       {"copied_pages_are_equal", CopiedPagesAreEqual},
       {"a_shape_without_a_kernel_is_named", AShapeWithoutAKernelIsNamed},

@@ -56,7 +56,7 @@ template <class T, class Ring>
 class Worker {
  public:
   __device__ __forceinline__ Worker(const DecodeArgs& args, const WorkMap& map, Range units,
-                                    uint8_t* ring, int32_t ring_bytes, uint8_t* query,
+                                    int32_t row, uint8_t* ring, int32_t ring_bytes, uint8_t* query,
                                     WarpState& state, PieceMarks& marks)
       : args_(args),
         map_(map),
@@ -65,12 +65,11 @@ class Worker {
         ring_bytes_(ring_bytes),
         query_(query),
         state_(state),
-        marks_(marks) {
-    marks_.head.units.first = marks_.tail.units.first = -1;
-    if (HasWork()) {
-      row_ = RowOf(map.units, map.rows_count, units.first);
-      Look(units.first, 0);
-    }
+        marks_(marks),
+        row_(row) {
+    if (Lane() == 0) marks_.head.units.first = marks_.tail.units.first = -1;
+    __syncwarp();
+    if (HasWork()) Look(units.first, 0);
   }
 
   // All but the look at the first pair, which reads rows alone. The queries have to be there.
@@ -203,7 +202,7 @@ class Worker {
   const QueryStage<T> query_;
   WarpState& state_;
   PieceMarks& marks_;
-  int32_t row_ = 0;
+  int32_t row_;  // looked at last
 };
 
 template <class T, class Ring>
@@ -215,12 +214,12 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   PieceList& list = *reinterpret_cast<PieceList*>(shared + layout.pieces);
   uint8_t* rings = shared + layout.rings;
 
-  if (args.cache_settled) LetNextLaunchStart();
+  if (args.cache == CacheState::kSettled) LetNextLaunchStart();
   const WorkMap map = MapWork<T>(args, reinterpret_cast<int32_t*>(shared + layout.map));
   const int32_t items = map.items[map.rows_count];
   // A pair cut between CTAs waits for the slowest and is read back: as long as two more units a
   // warp.
-  const int32_t share = ShareOf(items, gridDim.x, map.uniform, CtaSlack(warps));
+  const int32_t share = ShareOf(items, gridDim.x, map.uniform, CtaSlack(warps, T::kGrain));
   const Range cta_items = ShareAt({0, items}, share, blockIdx.x);
   const int32_t warp_share = ShareOf(cta_items.end - cta_items.first, warps, map.uniform, 0);
   const Range warp_items = ShareAt(cta_items, warp_share, warp);
@@ -228,17 +227,18 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
                        UnitOfItem<T>(args, map, warp_items.end)};
 
   uint8_t* ring = rings + warp * layout.ring_bytes;
-  Pipeline<T, Ring> pipeline(args, map, units, stages, ring,
+  const int32_t row = RowOf(map.units, map.rows_count, units.first);
+  Pipeline<T, Ring> pipeline(args, map, units, row, stages, ring,
                              reinterpret_cast<uint64_t*>(shared + layout.full) + warp * stages);
-  if (!args.cache_settled) {
-    WaitForPreviousLaunch();
-    LetNextLaunchStart();
-  }
-  pipeline.Start();
-  Worker<T, Ring> worker(args, map, units, ring, layout.ring_bytes, ring + stages * T::kUnitBytes,
-                         reinterpret_cast<WarpState*>(shared + layout.states)[warp],
-                         list.marks[warp]);
-  if (args.cache_settled) WaitForPreviousLaunch();
+  // The first reader after a writer lets the next launch start only when the writer is done.
+  if (args.cache == CacheState::kUnsettled) WaitForPreviousLaunch();
+  pipeline.Start(args.cache == CacheState::kBelowQueries);
+  Worker<T, Ring> worker(
+      args, map, units, row, ring, layout.ring_bytes, ring + stages * T::kUnitBytes,
+      reinterpret_cast<WarpState*>(shared + layout.states)[warp], list.marks[warp]);
+  WaitForPreviousLaunch();
+  if (args.cache != CacheState::kSettled) LetNextLaunchStart();
+  pipeline.Start(false);
   if (args.batch_invariant && blockIdx.x == 0) {
     for (int32_t r = threadIdx.x; r < map.rows_count; r += blockDim.x) {
       args.row_items[r] = map.items[r];

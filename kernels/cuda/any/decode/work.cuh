@@ -71,15 +71,6 @@ __host__ __device__ constexpr int32_t MapInts(int32_t rows_count, int32_t warps)
   return 2 * warps + 2 + 3 * (rows_count + 1);
 }
 
-// The warps' common value, or 0: with a barrier.
-__device__ __forceinline__ int32_t UniformItems(bool same_in_warp, int32_t of_warp,
-                                                int32_t* of_cta) {
-  if (threadIdx.x == 0) *of_cta = of_warp;
-  __syncthreads();
-  const bool same = same_in_warp && (of_warp == *of_cta || of_warp == 0);
-  return __syncthreads_and(same) != 0 ? *of_cta : 0;
-}
-
 // Makes the map from the rows. All threads of the CTA call it; it ends with a barrier.
 template <class T>
 __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, int32_t* shared) {
@@ -111,6 +102,7 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, int32_t* shar
     items_min = min(items_min, pair_items);
     items_max = max(items_max, pair_items);
   }
+  if (threadIdx.x == 0) *of_cta = items_max;
   int2 total;
   int2 before = PrefixOfThreads(mine, reinterpret_cast<int2*>(shared), total);
   for (int32_t r = first; r < end; ++r) {
@@ -123,9 +115,9 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, int32_t* shar
     units[rows] = total.x;
     items[rows] = total.y;
   }
-  const int32_t of_first = __shfl_sync(kAllLanes, items_max, 0);  // each warp's own first rows
-  const bool same_in_warp = first >= end || (items_min == items_max && items_max == of_first);
-  return {units, items, item_units, rows, UniformItems(same_in_warp, of_first, of_cta)};
+  const bool same = first >= end || (items_min == items_max && items_max == *of_cta);
+  const bool uniform = __syncthreads_and(same) != 0;
+  return {units, items, item_units, rows, uniform ? *of_cta : 0};
 }
 
 // [first, end).
@@ -158,6 +150,7 @@ __device__ __forceinline__ int32_t UnitOfItem(const DecodeArgs& args, const Work
 struct UnitSource {
   const uint8_t* from;
   int32_t bytes;
+  bool below_query;  // all of its keys are before the row's pos
 };
 
 // row: a row at or before the unit's, moved on to it.
@@ -171,14 +164,14 @@ __device__ __forceinline__ UnitSource SourceOf(const DecodeArgs& args, const Wor
   const int32_t pair = FloorDiv(in_row, work.units);
   const int32_t at = work.first_unit + in_row - pair * work.units;
   const int32_t tokens = r.pos + r.q_len - at * T::kUnitTokens;
-  if (tokens <= 0) return {nullptr, 0};
+  if (tokens <= 0) return {nullptr, 0, false};
   const int64_t kv_head = FloorDiv(pair, ColumnBlocks(r, args.group, T::kColumns));
   const int64_t page = r.block_table[FloorDiv(at, T::kUnitsPerPage)];
   const uint8_t* from = r.base + page * r.page_stride +
                         kv_head * BlockBytesOf(T::kPrecision, T::kHeadDim) +
                         static_cast<int64_t>(at % T::kUnitsPerPage) * T::kUnitBytes;
   const int32_t tiles = min(CeilDiv(tokens, kTileTokens), T::kUnitTiles);
-  return {from, tiles * T::kTileBytes};
+  return {from, tiles * T::kTileBytes, (at + 1) * T::kUnitTokens <= r.pos};
 }
 
 struct Pair {
