@@ -67,6 +67,32 @@ TEST(MetadataLimit, LargeMetadataIsRefusedAndOtherClientsAreServed) {
   EXPECT_TRUE(other->GetServerInfo(&again, {}, &info).ok());
 }
 
+// Known fault: a blocked handler freezes every other call, because the library's pool has two
+// threads.
+TEST(Deadline, CallsThatWaitForTheDeviceHoldNoThread) {
+  World world;
+  world.rig.backend.Close();
+  constexpr int kWaiting = 12;
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < kWaiting; ++i) {  // the same step: the first appends, the others are replays
+    waiting.emplace_back([&world] {
+      v1::DecodeResponse response;
+      EXPECT_TRUE(world.rig.Decode(world.rig.Step({world.good[0]}, 10, {71}), &response).ok());
+      EXPECT_EQ(response.item_errors_size(), 0);
+    });
+  }
+  EXPECT_TRUE(Eventually([&] { return world.rig.engine->stats().queue_items >= kWaiting; }));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  v1::PlanPrecisionRequest plan;
+  plan.set_model("m");
+  v1::PlanPrecisionResponse planned;
+  const grpc::Status status = world.rig.stub->PlanPrecision(&context, plan, &planned);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  world.rig.backend.Open();
+  for (std::thread& thread : waiting) thread.join();
+}
+
 TEST(Deadline, APassedOneCommitsNothing) {
   World world;
   world.rig.backend.Close();
