@@ -9,12 +9,12 @@
 #include "client/cc/ctl/output.h"
 #include "config/cache_share.h"
 #include "config/hf_config.h"
+#include "config/load.h"
 #include "config/model.h"
 
 namespace fp8kvd::ctl {
 namespace {
 
-constexpr uint64_t kConfigBytesMax = uint64_t{1} << 20;
 constexpr int64_t kBatchMax = int64_t{1} << 20;
 constexpr double kBytesMax = 1e18;
 constexpr double kRpcUsMax = 1e6;
@@ -57,7 +57,7 @@ absl::StatusOr<Question> Ask(const Invocation& invocation) {
   if (invocation.Has("weight_bytes")) question.weight_bytes = *weight_bytes;
   question.policy.allow_fp8_kv = invocation.Has("allow_fp8_kv");
   question.policy.fp8_bf16_ratio = *ratio;
-  absl::StatusOr<std::string> json = ReadFile(path, kConfigBytesMax);
+  absl::StatusOr<std::string> json = ReadFile(path, config::kConfigBytesMax);
   if (!json.ok()) return json.status();
   absl::StatusOr<config::HfModel> model = config::ImportHfConfig(*json);
   if (!model.ok()) {
