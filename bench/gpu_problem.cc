@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "bench/gpu_roof.h"
+#include "config/base/check.h"
 #include "kernels/bf16.h"
 #include "kernels/cuda/any/append.h"
 #include "kernels/cuda/any/merge.h"
@@ -20,7 +21,21 @@ using kernels::AppendRow;
 using kernels::DecodeRow;
 using kernels::OutType;
 using kernels::cases::Random;
-using namespace kernels::cuda;  // the parts under measurement
+using kernels::cuda::BlockBytesOf;
+using kernels::cuda::CacheState;
+using kernels::cuda::DecodeArgs;
+using kernels::cuda::DecodeKernel;
+using kernels::cuda::DecodeTable;
+using kernels::cuda::FindDecodeKernel;
+using kernels::cuda::GroupInverse;
+using kernels::cuda::kTileTokens;
+using kernels::cuda::LaunchAppend;
+using kernels::cuda::LaunchMerge;
+using kernels::cuda::LaunchShape;
+using kernels::cuda::LaunchWork;
+using kernels::cuda::PieceFloats;
+using kernels::cuda::ShapeFor;
+using kernels::cuda::WorkOfRows;
 
 constexpr int64_t kPoolBytes = int64_t{20} << 30;
 constexpr int64_t kRotatedBytes = int64_t{320} << 20;
@@ -50,7 +65,7 @@ int64_t Pages(int32_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens;
 void Must(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
+  std::abort();
 }
 
 int64_t Shape::KvBytes() const {
@@ -138,6 +153,7 @@ Gpu::Problem Gpu::Place(const Shape& shape) {
   int64_t pages = 0;
   for (const int32_t len : shape.kv_lens) pages += Pages(len);
   problem.copy_bytes = pages * stride;
+  FP8KVD_CHECK(problem.copy_bytes > 0);
   problem.copies =
       static_cast<int32_t>(std::min<int64_t>(kRotatedBytes / problem.copy_bytes + 1, kCopiesMax));
   std::vector<int32_t> table(pages);
@@ -221,7 +237,7 @@ double Gpu::DecodeUs(const Shape& shape, const Variant& variant) {
   if (variant.batch_invariant &&
       work.items * PieceFloats(kernel->grain.columns, shape.head_dim) * 4 > kPiecesBytes) {
     std::fprintf(stderr, "a batch_invariant cell needs more room for pieces\n");
-    std::exit(1);
+    std::abort();
   }
   DecodeArgs args = workspace_;
   args.rows_count = count;

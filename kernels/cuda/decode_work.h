@@ -64,7 +64,8 @@ FP8KVD_HOST_DEVICE constexpr int32_t InvariantItemUnits(int32_t units, int32_t c
   const int32_t longest = FloorDiv(1024, grain.unit_tokens);
   const int32_t even = CeilDiv(units, CeilDiv(kInvariantItemsMax, column_blocks));
   const int32_t wanted = quarter < shortest ? shortest : quarter > longest ? longest : quarter;
-  return even > wanted ? even : wanted;
+  const int32_t least = even > wanted ? even : wanted;
+  return least > 1 ? least : 1;
 }
 
 // Items of each of a row's pairs.

@@ -1,5 +1,7 @@
 #include "tests/kernels/cuda/gpu_checks.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -24,8 +26,14 @@ using cases::Unseen;
 
 constexpr Precision kPrecisions[] = {Precision::kFp8Kv, Precision::kBf16};
 
+uint32_t Bits(float x) { return std::bit_cast<uint32_t>(x); }
+
+bool SameBits(const float* a, const float* b, int64_t count) {
+  return std::equal(a, a + count, b, [](float x, float y) { return Bits(x) == Bits(y); });
+}
+
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return a.size() == b.size() && SameBits(a.data(), b.data(), static_cast<int64_t>(a.size()));
 }
 
 bool SameBits(const Answer& a, const Answer& b) {
@@ -114,7 +122,7 @@ std::string CompareBlock(const BlockView<kPrecision>& view, bool is_key, int32_t
   }
   if (kPrecision == Precision::kBf16) return "";
   const float got = view.Scale(is_key, token % kPageTokens);
-  return std::memcmp(&got, &scale, sizeof(scale)) == 0 ? "" : at + ": scale differs";
+  return Bits(got) == Bits(scale) ? "" : at + ": scale differs";
 }
 
 // Rows that make every kind of code: ordinary, subnormal codes, zero, subnormal and huge values.
@@ -308,7 +316,7 @@ std::string NanQueriesDisturbNobody(Backend& backend, BackendDevice& device) {
     if (!error.empty()) return error;
     for (int32_t i = 0; i < kRows; ++i) {
       if (i == 3 || i == 9) continue;
-      if (std::memcmp(out + i * kElements, clean.data() + i * kElements, kElements * 4) != 0) {
+      if (!SameBits(out + i * kElements, clean.data() + i * kElements, kElements)) {
         return "row " + std::to_string(i) + " changed";
       }
     }
@@ -377,7 +385,7 @@ std::string AStepSeesItsOwnTokens(Backend& backend, BackendDevice& device) {
     if (error.empty()) error = device.Wait();
     if (!error.empty()) return error;
     for (int64_t i = 0; i < kSteps * kSeqs * kQ; ++i) {
-      if (std::memcmp(&first[i], out + i, sizeof(float)) != 0) {
+      if (Bits(first[i]) != Bits(out[i])) {
         return "step " + std::to_string(i / (kSeqs * kQ)) + " did not see what it appended";
       }
     }

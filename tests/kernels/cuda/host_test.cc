@@ -1,0 +1,173 @@
+// What of the CUDA backend can be seen without a GPU: the layout, the cut, the table of kernels.
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "config/base/limits.h"
+#include "kernels/cuda/decode_table.h"
+#include "kernels/cuda/decode_work.h"
+#include "kernels/cuda/launch_shape.h"
+#include "kernels/cuda/page_layout.h"
+
+namespace fp8kvd::kernels::cuda {
+namespace {
+
+template <Precision kPrecision>
+std::set<int32_t> PlacesOfTile(int32_t head_dim) {
+  std::set<int32_t> places;  // byte * 2 + is_b
+  for (const bool is_key : {true, false}) {
+    const int32_t start = is_key ? 0 : TileOperandBytes(kPrecision, head_dim);
+    for (int32_t token = 0; token < kTileTokens; ++token) {
+      for (int32_t dim = 0; dim < head_dim; ++dim) {
+        const HalfWord place = is_key ? KPlace<kPrecision>(head_dim, token, dim)
+                                      : VPlace<kPrecision>(head_dim, token, dim);
+        places.insert((start + place.byte) * 2 + (place.is_b ? 1 : 0));
+      }
+    }
+  }
+  return places;
+}
+
+TEST(PageLayout, EachElementOfATileHasAPlaceOfItsOwn) {
+  for (const int32_t head_dim : kHeadDims) {
+    const size_t elements = size_t{2} * kTileTokens * head_dim;
+    for (const std::set<int32_t>& places :
+         {PlacesOfTile<Precision::kFp8Kv>(head_dim), PlacesOfTile<Precision::kBf16>(head_dim)}) {
+      EXPECT_EQ(places.size(), elements) << "d" << head_dim;
+    }
+    EXPECT_LT(*PlacesOfTile<Precision::kFp8Kv>(head_dim).rbegin() / 2, TileKScales(head_dim));
+    EXPECT_LT(*PlacesOfTile<Precision::kBf16>(head_dim).rbegin() / 2,
+              TileBytes(Precision::kBf16, head_dim));
+  }
+}
+
+TEST(PageLayout, ACodeComesBackOutOfEitherHalf) {
+  for (uint32_t code = 0; code < 256; ++code) {
+    EXPECT_EQ(CodeAt(PlaceCode(code, false) | PlaceCode(0x5A, true), false), code);
+    EXPECT_EQ(CodeAt(PlaceCode(0xA5, false) | PlaceCode(code, true), true), code);
+  }
+}
+
+TEST(PageLayout, BlocksAreMultiplesOf16Bytes) {
+  for (const int32_t head_dim : kHeadDims) {
+    EXPECT_EQ(BlockBytesOf(Precision::kFp8Kv, head_dim) % 16, 0);
+    EXPECT_EQ(BlockBytesOf(Precision::kBf16, head_dim) % 16, 0);
+  }
+}
+
+DecodeRow RowOf(int32_t pos, int32_t q_len, int32_t window) {
+  DecodeRow row{};
+  row.pos = pos;
+  row.q_len = q_len;
+  row.window = window;
+  row.kv_heads = 3;
+  return row;
+}
+
+TEST(DecodeWork, AWindowSkipsTheUnitsBeforeIt) {
+  const Grain grain = {32, 8};
+  const RowWork work = WorkOf(RowOf(999, 1, 100), 4, grain);
+  EXPECT_EQ(work.first_unit, 900 / 32);
+  EXPECT_EQ(work.units, (1000 + 31) / 32 - 900 / 32);
+  EXPECT_EQ(work.pairs, 3);
+}
+
+TEST(DecodeWork, ARowWithoutAKeyStillHasAUnit) {
+  EXPECT_EQ(WorkOf(RowOf(-1, 1, 0), 4, {32, 8}).units, 1);
+}
+
+TEST(DecodeWork, MoreColumnsThanAKernelHoldsAreMorePairs) {
+  EXPECT_EQ(WorkOf(RowOf(99, 5, 0), 4, {32, 8}).pairs, 3 * 3);
+}
+
+TEST(DecodeWork, GroupInverseDividesEveryColumn) {
+  for (int32_t group = 1; group <= kGroupMax; ++group) {
+    for (int32_t column = 0; column < kQLenMax * group; ++column) {
+      ASSERT_EQ((column * GroupInverse(group)) >> 16, column / group);
+    }
+  }
+}
+
+TEST(ShareOf, RoundsToWholePairsWhereThatIsNear) {
+  EXPECT_EQ(ShareOf(65536, 132, 64, 16), 512);     // 497 even: 8 pairs of 64
+  EXPECT_EQ(ShareOf(131072, 132, 256, 16), 1024);  // 993 even: 4 pairs of 256
+}
+
+TEST(ShareOf, RoundsToAFractionOfAPairWhereThatIsNear) {
+  EXPECT_EQ(ShareOf(32768, 132, 8192, 16), 256);  // 249 even: a 32nd
+}
+
+TEST(ShareOf, IsEvenWherePairsDiffer) { EXPECT_EQ(ShareOf(1000, 132, 0, 16), 8); }
+
+TEST(LaunchShape, FitsTheDeviceForEveryKernelAndLength) {
+  const DeviceLimits h200 = {132, 233472, 232448};
+  const DeviceLimits small = {80, 102400, 101376};  // sm_86
+  for (const DecodeKernel& kernel : DecodeTable()) {
+    for (const DeviceLimits& device : {h200, small}) {
+      if (device.shared_per_cta < h200.shared_per_cta && kernel.sm == 90) continue;
+      for (const int32_t tokens : {1, 77, 2048, 262144}) {
+        for (const int32_t rows_count : {1, 16, 1024}) {
+          const std::vector<DecodeRow> rows(rows_count, RowOf(tokens - 1, 1, 0));
+          const LaunchWork work = WorkOfRows(rows, 8, kernel.grain, false);
+          const LaunchShape shape = ShapeFor(kernel, device, rows_count, work);
+          EXPECT_LE(kernel.shared_bytes(rows_count, shape), device.shared_per_cta);
+          EXPECT_GE(shape.warps, 1);
+          EXPECT_LE(shape.warps, kernel.warps_max);
+          EXPECT_GE(shape.stages, 1);
+          EXPECT_LE(PiecesNeeded(shape), ShapePiecesMax(device));
+          EXPECT_LE(shape.ctas, ShapeCtasMax(device));
+        }
+      }
+    }
+  }
+}
+
+// "sm head_dim columns precision" of each instantiation in a folder of inst/.
+std::set<std::string> Instantiations(const std::string& sm) {
+  std::set<std::string> found;
+  const std::regex line("template struct Decode<Precision::(\\w+), (\\d+), (\\d+)>;");
+  for (const auto& entry :
+       std::filesystem::directory_iterator("kernels/cuda/sm" + sm + "/decode/inst")) {
+    std::ifstream file(entry.path());
+    for (std::string text; std::getline(file, text);) {
+      std::smatch match;
+      if (!std::regex_match(text, match, line)) continue;
+      found.insert(sm + " " + match[2].str() + " " + match[3].str() + " " + match[1].str());
+    }
+  }
+  return found;
+}
+
+TEST(DecodeTable, NamesEveryInstantiationAndNoOther) {
+  std::set<std::string> in_table;
+  for (const DecodeKernel& kernel : DecodeTable()) {
+    in_table.insert(std::to_string(kernel.sm) + " " + std::to_string(kernel.head_dim) + " " +
+                    std::to_string(kernel.grain.columns) +
+                    (kernel.precision == Precision::kFp8Kv ? " kFp8Kv" : " kBf16"));
+  }
+  std::set<std::string> in_folders = Instantiations("80");
+  in_folders.merge(Instantiations("90"));
+  EXPECT_EQ(in_table, in_folders);
+}
+
+TEST(DecodeTable, HasAKernelForEveryHeadDimAndGroup) {
+  for (const int32_t sm : {80, 90}) {
+    for (const int32_t head_dim : kHeadDims) {
+      for (int32_t group = 1; group <= kGroupMax; ++group) {
+        const DecodeKernel* kernel = FindDecodeKernel(sm, Precision::kFp8Kv, head_dim, group);
+        ASSERT_NE(kernel, nullptr);
+        EXPECT_GE(kernel->grain.columns, group);
+      }
+    }
+  }
+  EXPECT_EQ(FindDecodeKernel(90, Precision::kFp8Kv, 72, 8), nullptr);
+}
+
+}  // namespace
+}  // namespace fp8kvd::kernels::cuda
