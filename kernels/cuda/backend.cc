@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <compare>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -21,6 +20,7 @@
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/page_layout.h"
 #include "kernels/cuda/upload_ring.h"
+#include "kernels/cuda/writes.h"
 
 namespace fp8kvd::kernels::cuda {
 namespace {
@@ -32,60 +32,6 @@ static_assert(kPerUpload<DecodeRow> >= kItemsMax, "the rows of a launch are one 
 
 // The largest sum of units that the kernels' 32-bit counters take.
 constexpr int64_t kLaunchUnitsMax = (int64_t{1} << 31) - 1;
-
-// What was queued since the last decode that writes what a decode reads, so that the next one may
-// read ahead of what it does not touch.
-class Writes {
- public:
-  Writes() { appends_.reserve(kItemsMax); }
-
-  void Append(absl::Span<const AppendRow> rows) {
-    last_is_tables_ = false;
-    if (appends_.size() + rows.size() > kItemsMax) return Other();
-    for (const AppendRow& row : rows) appends_.push_back({row.block_table, row.base, row.pos});
-  }
-  void Tables() {
-    last_is_tables_ = true;
-    other_ = true;
-  }
-  void Other() {
-    last_is_tables_ = false;
-    other_ = true;
-  }
-  void Decode() {
-    last_is_tables_ = other_ = false;
-    appends_.clear();
-  }
-
-  bool tables_settled() const { return !last_is_tables_; }
-
-  CacheState StateFor(absl::Span<const DecodeRow> rows) {
-    if (other_) return CacheState::kUnsettled;
-    if (appends_.empty()) return CacheState::kSettled;
-    std::sort(appends_.begin(), appends_.end());
-    for (const DecodeRow& row : rows) {
-      const Place first = {row.block_table, row.base, 0};
-      const auto at = std::lower_bound(appends_.begin(), appends_.end(), first);
-      if (at != appends_.end() && at->table == row.block_table && at->base == row.base &&
-          at->pos < row.pos) {
-        return CacheState::kUnsettled;
-      }
-    }
-    return CacheState::kBelowQueries;
-  }
-
- private:
-  struct Place {
-    const int32_t* table;
-    const uint8_t* base;
-    int32_t pos;
-    auto operator<=>(const Place&) const = default;
-  };
-
-  std::vector<Place> appends_;
-  bool other_ = false;
-  bool last_is_tables_ = false;
-};
 
 class CudaBackend final : public Backend {
  public:
@@ -126,7 +72,9 @@ class CudaBackend final : public Backend {
   absl::StatusOr<const T*> Upload(absl::Span<const T> values);
 
   absl::Status NoKernel(const KernelShape& shape) const;
-  // The shortest run of rows from the front that one launch takes.
+  // Items of a launch; with batch_invariant each leaves a piece.
+  int64_t ItemsMax(const DecodeKernel& kernel, bool batch_invariant) const;
+  // How many rows from the front one launch takes; at least one.
   int64_t RowsOfLaunch(absl::Span<const DecodeRow> rows, const DecodeParams& params,
                        const DecodeKernel& kernel) const;
   absl::Status DecodeRows(absl::Span<const DecodeRow> rows, const DecodeParams& params,
@@ -385,11 +333,14 @@ absl::Status CudaBackend::Decode(const DecodeParams& params) {
   return absl::OkStatus();
 }
 
+int64_t CudaBackend::ItemsMax(const DecodeKernel& kernel, bool batch_invariant) const {
+  return batch_invariant ? piece_floats_ / PieceFloats(kernel.grain.columns, kernel.head_dim)
+                         : kLaunchUnitsMax;
+}
+
 int64_t CudaBackend::RowsOfLaunch(absl::Span<const DecodeRow> rows, const DecodeParams& params,
                                   const DecodeKernel& kernel) const {
-  const int64_t items_max = params.batch_invariant
-                                ? piece_floats_ / PieceFloats(kernel.grain.columns, kernel.head_dim)
-                                : kLaunchUnitsMax;
+  const int64_t items_max = ItemsMax(kernel, params.batch_invariant);
   int64_t units = 0;
   int64_t items = 0;
   int64_t count = 0;
@@ -422,6 +373,12 @@ absl::Status CudaBackend::DecodeRows(absl::Span<const DecodeRow> rows, const Dec
     args.arrivals = reinterpret_cast<uint32_t*>(arrivals_.get());
     args.row_items = reinterpret_cast<int32_t*>(row_items_.get());
     const LaunchWork work = WorkOfRows(some, params.group, kernel.grain, params.batch_invariant);
+    const int64_t items_max = ItemsMax(kernel, params.batch_invariant);
+    if (work.units > kLaunchUnitsMax || work.items > items_max) {
+      return absl::InvalidArgumentError("a row of " + std::to_string(work.items) +
+                                        " items, one launch takes " + std::to_string(items_max) +
+                                        " after WarmUp; ask for fewer query tokens at once");
+    }
     const LaunchShape shape = ShapeFor(kernel, limits_, args.rows_count, work);
     absl::Status status = ToStatus(kernel.launch(args, shape, stream_), "decoding");
     if (status.ok() && params.batch_invariant) {
