@@ -20,7 +20,8 @@ namespace fp8kvd::bench {
 class NullBackend final : public kernels::Backend {
  public:
   kernels::DeviceInfo Device() const override {
-    return kernels::DeviceInfo{.kind = "null", .name = "kernels that do nothing"};
+    return kernels::DeviceInfo{
+        .kind = "null", .name = "kernels that do nothing", .returns_at_once = true};
   }
   int64_t BlockBytes(Precision /*precision*/, int32_t /*head_dim*/) const override { return 16; }
 

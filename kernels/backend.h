@@ -28,6 +28,8 @@ struct DeviceInfo {
   std::string name;         // as the vendor or the processor says it, with the instruction set used
   int64_t bytes_total = 0;  // device memory
   int64_t bytes_free = 0;   // when asked
+  // Launches are queued and return within microseconds: any thread can afford to make one.
+  bool returns_at_once = false;
 };
 
 // A place in the order of a backend's work; fences pass in the order in which they were taken.

@@ -160,6 +160,7 @@ CudaBackend::~CudaBackend() {
 DeviceInfo CudaBackend::Device() const {
   DeviceInfo info;
   info.kind = "cuda";
+  info.returns_at_once = true;
   info.name = std::string(properties_.name) + " (sm_" + std::to_string(properties_.major) +
               std::to_string(properties_.minor) + ", kernels of sm_" + std::to_string(sm_) + ")";
   size_t free = 0;

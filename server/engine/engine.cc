@@ -11,9 +11,12 @@
 namespace fp8kvd::engine {
 namespace {
 
-// Awake for so long after the last work: a client that answers within it finds no sleeper. Some
-// tens of microseconds, so that an idle daemon costs no core.
+// Awake for so long after the last work, where callers take no turns: a client that answers within
+// it finds no sleeper. Some tens of microseconds, so that an idle daemon costs no core.
 constexpr int64_t kSpinUs = 50;
+// Turns that a caller takes one after the other, for others who came meanwhile; then it goes back
+// to its own work.
+constexpr int kCallerTurnsMax = 4;
 // Asleep for so long at most: leases end without anybody ringing.
 constexpr int64_t kSleepUsMax = 50'000;
 
@@ -23,8 +26,33 @@ int64_t MsOf(TimeUs time) { return time / 1000; }
 
 absl::Status Engine::Parts::Submit(Request* request) {
   if (absl::Status status = admission_.Offer(request); !status.ok()) return status;
-  doorbell_.Ring();
+  if (callers_take_turns_) {
+    TakeTurns();
+  } else {
+    doorbell_.Ring();
+  }
   return absl::OkStatus();
+}
+
+// The engine's thread is rung only for what is left: launches in flight, or slices to come.
+void Engine::Parts::TakeTurns() {
+  for (int turn = 0; turn < kCallerTurnsMax; ++turn) {
+    const TurnEnd end = TakeTurn();
+    if (end.was_taken) return;
+    if (!end.is_idle || end.is_over) break;
+    if (!admission_.HasOffers()) return;
+  }
+  is_wanted_.store(true);
+  doorbell_.Ring();
+}
+
+Engine::Parts::TurnEnd Engine::Parts::TakeTurn() {
+  if (!turn_.Try()) return {.was_taken = true};
+  TurnEnd end{.has_worked = RunTurn()};
+  end.is_idle = is_idle();
+  end.is_over = !fault_.ok() || is_drained_;
+  turn_.End();
+  return end;
 }
 
 void Engine::Parts::Drain() {
@@ -41,7 +69,7 @@ EngineStats Engine::Parts::stats() const {
 
 // A turn. Offers first, so that a renewal that has arrived saves its lease; answers as soon as a
 // fence has passed, before the next launch can delay them (the CPU backend works inside the call).
-bool Engine::Parts::Step() {
+bool Engine::Parts::RunTurn() {
   if (!fault_.ok() || is_drained_) return false;
   const TimeUs now = setup_.clock->NowUs();
   bool has_worked = false;
@@ -300,19 +328,24 @@ absl::Status Engine::Parts::FaultAnswer() const {
 }
 
 absl::Status Engine::Parts::Run() {
+  const int64_t spin_us = callers_take_turns_ ? 0 : kSpinUs;
   TimeUs worked_at = setup_.clock->NowUs();
   while (true) {
-    if (Step()) {
+    is_wanted_.store(false);  // before the turn: who asks after it is heard
+    const TurnEnd end = TakeTurn();
+    if (end.is_over) return fault_;
+    if (end.has_worked) {
       worked_at = setup_.clock->NowUs();
       continue;
     }
-    if (!fault_.ok() || is_drained_) return fault_;
-    if (!is_idle() || setup_.clock->NowUs() - worked_at < kSpinUs) {
+    const bool must_look_on = !end.was_taken && !end.is_idle;
+    if (must_look_on || setup_.clock->NowUs() - worked_at < spin_us) {
       std::this_thread::yield();
       continue;
     }
-    doorbell_.Sleep(kSleepUsMax,
-                    [this] { return admission_.HasOffers() || admission_.is_refusing(); });
+    doorbell_.Sleep(kSleepUsMax, [this] {
+      return is_wanted_.load() || admission_.HasOffers() || admission_.is_refusing();
+    });
     worked_at = setup_.clock->NowUs();
   }
 }

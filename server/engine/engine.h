@@ -1,5 +1,5 @@
-// server/engine/engine.h: the one thread that mutates the store and queues byte work. It batches
-// what waits, plans with cache/, launches with kernels/, and answers calls.
+// server/engine/engine.h: what mutates the store and queues byte work, one turn at a time. It
+// batches what waits, plans with cache/, launches with kernels/, and answers calls.
 //
 // Promises: every request that Submit took is answered exactly once, also when it was cancelled,
 //   came too late, the device failed or the engine drains. Items of one (sequence, layer) run in
@@ -7,7 +7,9 @@
 //   becomes free. No tensor byte is touched, no memory is taken on the decode path once Start
 //   returned.
 // Does not manage: message bytes, sockets (server/rpc); when a process ends (server/daemon).
-// Threads: Submit and stats from any thread. Step on one thread: Run's, or a test's.
+// Threads: Submit, Step and stats from any thread, Run on one. A turn is one thread's at a time
+//   (turn.h). Where the device returns at once (kernels/backend.h), Submit takes the turn if it is
+//   free, and Run's thread does what is left; else only Run's thread takes turns.
 // Errors: Submit gives RESOURCE_EXHAUSTED with the request's retry_after_ms set (the queue is
 //   full), UNAVAILABLE (draining, or the device failed).
 #pragma once
@@ -42,14 +44,15 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Takes the request or says why not (then nothing of it is kept). It must live until Done().
+  // Takes the request or says why not (then nothing of it is kept). It must live until Done(),
+  // which may come before this returns. Never waits for the device or for another thread.
   absl::Status Submit(Request* request);
 
   // Slots for tensors in staging memory; thread-safe.
   Staging& staging();
 
   // One turn: takes what waits, launches if the device is free, answers what is finished, expires
-  // leases. True if anything happened. Never waits.
+  // leases. True if anything happened; false also where another thread has the turn. Never waits.
   bool Step();
 
   // Turns until Drain is complete (OK) or the device failed (that Status), spinning briefly and

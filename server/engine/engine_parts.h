@@ -2,6 +2,7 @@
 // engine_start.cc (how it is put together) alone.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "server/engine/intake.h"
 #include "server/engine/launches.h"
 #include "server/engine/page_map.h"
+#include "server/engine/turn.h"
 
 namespace fp8kvd::engine {
 
@@ -45,7 +47,7 @@ class Engine::Parts {
   ~Parts() { FP8KVD_CHECK(admission_.places_used() == 0); }
 
   absl::Status Submit(Request* request);
-  bool Step();
+  bool Step() { return TakeTurn().has_worked; }
   absl::Status Run();
   void Drain();
   EngineStats stats() const;
@@ -56,6 +58,16 @@ class Engine::Parts {
   Parts(Setup setup, PageMap pages, std::unique_ptr<Staging> staging);
   void MakeSteps(std::unique_ptr<cache::SeqStore> store);
 
+  // What a turn left, for who took it.
+  struct TurnEnd {
+    bool was_taken = false;   // somebody else has it; the rest says nothing then
+    bool has_worked = false;  // anything happened
+    bool is_idle = false;     // nothing waits and nothing runs
+    bool is_over = false;     // drained, or the device failed
+  };
+  TurnEnd TakeTurn();
+  void TakeTurns();
+  bool RunTurn();
   bool Work();
   bool MustGather(const Batcher::Pick& pick, TimeUs now) const;
   bool LaunchDecode(const Batcher::Pick& pick, TimeUs now);
@@ -73,14 +85,18 @@ class Engine::Parts {
   bool is_idle() const { return batcher_.empty() && launches_.empty(); }
 
   const Setup setup_;
+  const bool callers_take_turns_;  // Submit takes the turn when it is free
   const PageMap pages_;
   const std::unique_ptr<Staging> staging_;
   Admission admission_;
   Doorbell doorbell_;
+  std::atomic<bool> is_wanted_{false};  // a caller's turn left work for the engine's thread
+  Turn turn_;
+  // From here on all belongs to whoever holds the turn.
   FreedPages freed_;
   Batcher batcher_;
   Launches launches_;
-  EngineStats stats_;  // the engine thread's own; Answers publishes it
+  EngineStats stats_;  // Answers publishes it
   std::unique_ptr<cache::SeqStore> store_;
   std::unique_ptr<AppendRows> append_rows_;
   std::unique_ptr<DecodeStep> decode_step_;

@@ -65,6 +65,7 @@ int64_t LaunchTokensMax(const config::EngineOptions& options,
 
 Engine::Parts::Parts(Setup setup, PageMap pages, std::unique_ptr<Staging> staging)
     : setup_(std::move(setup)),
+      callers_take_turns_(setup_.backend->Device().returns_at_once),
       pages_(std::move(pages)),
       staging_(std::move(staging)),
       admission_(setup_.options.queue_items_max),

@@ -6,7 +6,7 @@
 //      digested.
 //   2. Engine::Submit(request): a Status here means refused, nothing was kept. Ok: the engine has
 //      it.
-//   3. The engine's thread runs it and calls request->done->Done() exactly once, after which it
+//   3. A turn of the engine runs it and calls request->done->Done() exactly once, after which it
 //      never touches the request again. Done() must return at once (it posts an event to the call's
 //      poller).
 //   4. The poller copies out and lse from the slot, gives the slot back, finishes the call.
@@ -33,7 +33,9 @@ inline constexpr TimeUs kNoDeadline = std::numeric_limits<TimeUs>::max();
 
 class Completion {
  public:
-  // On the engine's thread. Must not block, allocate much or call the engine.
+  // Within a turn of the engine: on its thread, or on that of any caller of Submit, which may be
+  // this request's own, before Submit has returned. Must not block, allocate much or call the
+  // engine.
   virtual void Done() = 0;
 
  protected:

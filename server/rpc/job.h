@@ -4,7 +4,7 @@
 //
 // Life: Begin; then, if it said kLater, the owner's OnWork, exactly once; then Answer, once, which
 // gives back everything that the job held. Then Begin may be called again. Threads: all on the
-// poller, but Done, which the engine's thread calls.
+// poller, but Done, which a turn of the engine calls.
 #pragma once
 
 #include <atomic>

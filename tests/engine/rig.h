@@ -26,11 +26,12 @@ struct RigOptions {
                                 .lease_ttl_ms = 1000,
                                 .poison_freed_pages = true};
   std::vector<ModelSpec> models = {ModelSpec{}};
+  bool returns_at_once = false;  // the device: callers take turns
 };
 
 class Rig {
  public:
-  explicit Rig(const RigOptions& options = RigOptions{}) {
+  explicit Rig(const RigOptions& options = RigOptions{}) : backend(options.returns_at_once) {
     std::vector<engine::ModelSetup> models;
     for (const ModelSpec& spec : options.models) models.push_back(MakeModel(spec));
     absl::StatusOr<std::unique_ptr<engine::Engine>> started = engine::Engine::Start(

@@ -23,10 +23,23 @@ class WaitingDone final : public engine::Completion {
   std::atomic<bool> is_done_{false};
 };
 
-TEST(Threads, ConcurrentCallsAreAllAnsweredAndCounted) {
+// Who takes turns: only the engine's thread, or every caller that finds it idle.
+class Threads : public ::testing::TestWithParam<bool> {
+ protected:
+  static RigOptions Options() {
+    RigOptions options;
+    options.returns_at_once = GetParam();
+    return options;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Turns, Threads, ::testing::Bool(), [](const auto& engine_turns) {
+  return engine_turns.param ? "OfCallers" : "OfTheEngine";
+});
+
+TEST_P(Threads, ConcurrentCallsAreAllAnsweredAndCounted) {
   constexpr int32_t kThreads = 4;
   constexpr int32_t kSteps = 200;
-  RigOptions options;
+  RigOptions options = Options();
   options.models = {ModelSpec{.windows = {0}}};
   Rig rig(options);
   rig.backend.SetRecording(false);
@@ -75,9 +88,9 @@ TEST(Threads, ConcurrentCallsAreAllAnsweredAndCounted) {
 }
 
 // Every Submit that was taken is answered, also the one that slips in beside the drain.
-TEST(Threads, ADrainBesideSubmitsLosesNone) {
+TEST_P(Threads, ADrainBesideSubmitsLosesNone) {
   for (int32_t round = 0; round < 50; ++round) {
-    Rig rig;
+    Rig rig(Options());
     rig.backend.SetRecording(false);
     const cache::SeqHandle seq = rig.Create();
     std::thread runner([&rig] { EXPECT_TRUE(rig.engine->Run().ok()); });
@@ -96,8 +109,8 @@ TEST(Threads, ADrainBesideSubmitsLosesNone) {
   }
 }
 
-TEST(Threads, AnIdleEngineSleepsAndWakesForACall) {
-  Rig rig;
+TEST_P(Threads, AnIdleEngineSleepsAndWakesForACall) {
+  Rig rig(Options());
   std::thread runner([&rig] { EXPECT_TRUE(rig.engine->Run().ok()); });
   for (int32_t i = 0; i < 20; ++i) {
     rig.clock.AdvanceUs(1000);  // it has been idle for long: it sleeps at its next look
@@ -107,6 +120,24 @@ TEST(Threads, AnIdleEngineSleepsAndWakesForACall) {
     ASSERT_TRUE(pools.Submit().ok());
     done.Wait();
     EXPECT_EQ(pools.request.pools.size(), 1u);
+  }
+  rig.engine->Drain();
+  runner.join();
+}
+
+// A caller's turn begins an upload of many slices and leaves; the engine's thread does the rest.
+TEST_P(Threads, WhatACallersTurnLeavesIsFinished) {
+  constexpr int32_t kTokens = 160;  // ten slices
+  Rig rig(Options());
+  const std::vector<cache::SeqHandle> seqs = rig.Create(20);
+  std::thread runner([&rig] { EXPECT_TRUE(rig.engine->Run().ok()); });
+  for (const cache::SeqHandle& seq : seqs) {
+    AppendCall upload(rig.engine, 0, 0, 1, seq, 0, std::vector<uint64_t>(kTokens, 5));
+    WaitingDone done;
+    upload.request.done = &done;
+    ASSERT_TRUE(upload.Submit().ok());
+    done.Wait();
+    EXPECT_EQ(upload.seq_lens[0], kTokens);
   }
   rig.engine->Drain();
   runner.join();

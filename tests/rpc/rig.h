@@ -30,7 +30,8 @@ namespace fp8kvd::testing {
 // Fences do not pass while the gate is closed: launches stay in flight for as long as a test wants.
 class GatedBackend final : public FakeBackend {
  public:
-  GatedBackend() { SetRecording(false); }
+  // Pollers take turns, as they do beside a GPU; e2e has the CPU, where they do not.
+  GatedBackend() : FakeBackend(/*returns_at_once=*/true) { SetRecording(false); }
   void Close() { is_closed_ = true; }
   void Open() { is_closed_ = false; }
   absl::StatusOr<bool> Passed(kernels::FenceId fence) override {

@@ -97,7 +97,8 @@ std::vector<FakeBackend::Record> FakeBackend::RecordsOf(Record::Kind kind) const
 }
 
 kernels::DeviceInfo FakeBackend::Device() const {
-  return kernels::DeviceInfo{.kind = "fake", .name = "plain memory"};
+  return kernels::DeviceInfo{
+      .kind = "fake", .name = "plain memory", .returns_at_once = returns_at_once_};
 }
 
 int64_t FakeBackend::BlockBytes(Precision /*precision*/, int32_t head_dim) const {

@@ -32,6 +32,8 @@ uint64_t MarkToken(uint64_t mark, const uint16_t* k_row, const uint16_t* v_row, 
 
 class FakeBackend : public kernels::Backend {
  public:
+  explicit FakeBackend(bool returns_at_once = false) : returns_at_once_(returns_at_once) {}
+
   // One device call, as it was made.
   struct Record {
     enum class Kind : uint8_t { kTables, kCopy, kAppend, kDecode, kPoison };
@@ -77,6 +79,7 @@ class FakeBackend : public kernels::Backend {
   int64_t allocations() const override { return allocations_; }
 
  private:
+  const bool returns_at_once_;  // as DeviceInfo says it
   struct Pool {
     std::unique_ptr<uint8_t[]> bytes;
     int64_t size = 0;
