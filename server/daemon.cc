@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/stubs/logging.h"
 #include "spdlog/spdlog.h"
 
 #include "config/model.h"
@@ -264,6 +265,9 @@ int RunDaemon(const config::Loaded& loaded) {
   const StopSignals signals;
   TuneMalloc();
   ops::SetUpLog(loaded.options.log);
+  // Else every message that a client spoils is a line of protobuf's own on stderr; whoever parses
+  // answers with a Status.
+  google::protobuf::SetLogHandler(nullptr);
   for (const std::string& warning : loaded.warnings) spdlog::warn("{}", warning);
   const std::chrono::milliseconds patience(loaded.options.drain.drain_ms_max);
   Parts parts;

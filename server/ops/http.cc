@@ -1,5 +1,8 @@
 #include "server/ops/http.h"
 
+#include <atomic>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,11 +43,28 @@ int OnOther(mg_connection* connection, void*) {
   return Send(connection, 404, "Not Found", "here are /livez /readyz /metrics /statusz\n");
 }
 
+// Where a process of this machine reaches who listens on the address.
+std::string LocalHostOf(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  const std::string host = colon == std::string::npos ? "" : address.substr(0, colon);
+  if (host.empty() || host == "0.0.0.0") return "127.0.0.1";
+  if (host == "[::]") return "::1";
+  return host.front() == '[' ? host.substr(1, host.size() - 2) : host;
+}
+
+// Connects and goes away.
+void Knock(const std::string& host, int port) {
+  char error[256];
+  mg_connection* const connection =
+      mg_connect_client(host.c_str(), port, /*use_ssl=*/0, error, sizeof(error));
+  if (connection != nullptr) mg_close_connection(connection);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address,
                                                               HttpPages pages) {
-  std::unique_ptr<HttpServer> self(new HttpServer(std::move(pages)));
+  std::unique_ptr<HttpServer> self(new HttpServer(LocalHostOf(address), std::move(pages)));
   const char* options[] = {"listening_ports",
                            address.c_str(),
                            "num_threads",
@@ -73,7 +93,19 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
 }
 
 HttpServer::~HttpServer() {
-  if (context_ != nullptr) mg_stop(context_);
+  if (context_ == nullptr) return;
+  // civetweb looks for its end when a connection comes, or every two seconds: so one comes.
+  const int port = this->port();
+  std::atomic<bool> has_stopped{false};
+  std::thread stopper([&] {
+    mg_stop(context_);
+    has_stopped = true;
+  });
+  while (!has_stopped) {
+    Knock(host_, port);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  stopper.join();
 }
 
 int HttpServer::port() const {

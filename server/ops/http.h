@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 
@@ -40,8 +41,10 @@ class HttpServer {
   const HttpPages& pages() const { return pages_; }
 
  private:
-  explicit HttpServer(HttpPages pages) : pages_(std::move(pages)) {}
+  HttpServer(std::string host, HttpPages pages)
+      : host_(std::move(host)), pages_(std::move(pages)) {}
 
+  const std::string host_;  // that reaches it from here
   const HttpPages pages_;
   mg_context* context_ = nullptr;
 };
