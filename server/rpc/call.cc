@@ -1,8 +1,5 @@
 #include "server/rpc/call.h"
 
-#include <algorithm>
-#include <chrono>
-
 #include "absl/strings/str_cat.h"
 
 #include "server/translate/status.h"
@@ -12,10 +9,14 @@ namespace {
 
 constexpr int32_t kBusyRetryMs = 100;  // calls come and go at that pace
 
-engine::TimeUs ToDeadline(engine::TimeUs now, std::chrono::system_clock::time_point deadline) {
-  if (deadline == std::chrono::system_clock::time_point::max()) return engine::kNoDeadline;
-  const auto left = deadline - std::chrono::system_clock::now();
-  return now + std::chrono::duration_cast<std::chrono::microseconds>(left).count();
+// The time left is counted in gRPC's own type: as chrono's nanoseconds, a client's deadline of some
+// centuries overflows.
+engine::TimeUs ToDeadline(engine::TimeUs now, gpr_timespec deadline) {
+  constexpr int64_t kYearS = int64_t{366} * 24 * 3600;
+  const gpr_timespec left = gpr_time_sub(deadline, gpr_now(deadline.clock_type));
+  if (left.tv_sec >= kYearS) return engine::kNoDeadline;
+  if (left.tv_sec < 0) return now;
+  return now + left.tv_sec * 1000000 + left.tv_nsec / 1000;
 }
 
 }  // namespace
@@ -89,7 +90,7 @@ void Call::RetireIfOver() {
 
 Arrival Call::ArrivalNow() const {
   const engine::TimeUs now = parts().clock->NowUs();
-  return {.arrived = now, .deadline = ToDeadline(now, context_->deadline())};
+  return {.arrived = now, .deadline = ToDeadline(now, context_->raw_deadline())};
 }
 
 }  // namespace fp8kvd::rpc

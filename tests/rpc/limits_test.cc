@@ -93,6 +93,20 @@ TEST(Deadline, CallsThatWaitForTheDeviceHoldNoThread) {
   for (std::thread& thread : waiting) thread.join();
 }
 
+TEST(Deadline, OneBeyondTheClocksRangeIsNone) {
+  World world;
+  for (const int64_t seconds : {int64_t{400} * 366 * 24 * 3600, int64_t{10'000'000'000}}) {
+    grpc::ClientContext context;
+    context.set_deadline(
+        gpr_time_add(gpr_now(GPR_CLOCK_REALTIME), gpr_time_from_seconds(seconds, GPR_TIMESPAN)));
+    v1::DecodeRequest request = world.rig.Step({world.good[0]}, 10, {71});
+    v1::DecodeResponse response;
+    const grpc::Status status = world.rig.stub->Decode(&context, request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response.item_errors_size(), 0) << seconds;
+  }
+}
+
 TEST(Deadline, APassedOneCommitsNothing) {
   World world;
   world.rig.backend.Close();
