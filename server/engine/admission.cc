@@ -32,14 +32,18 @@ int32_t PlacesOf(const Request& request) {
 
 }  // namespace
 
+absl::Status DeviceFailedError() {
+  return absl::UnavailableError(
+      "the device failed and the server ends; reconnect, then create the sequences anew");
+}
+
 absl::Status Admission::Refusal(Request* request) {
   refused_total_.fetch_add(1, std::memory_order_relaxed);
   switch (state_.load()) {
     case State::kDraining:
       return absl::UnavailableError("the server drains and takes no new work; use another one");
     case State::kFailed:
-      return absl::UnavailableError(
-          "the device failed and the server ends; reconnect, then create the sequences anew");
+      return DeviceFailedError();
     case State::kOpen:
       break;
   }

@@ -18,6 +18,10 @@
 
 namespace fp8kvd::engine {
 
+// UNAVAILABLE, for calls in flight and for later ones. What broke is for the log (Engine::Run
+// returns it), not for clients.
+absl::Status DeviceFailedError();
+
 class Admission {
  public:
   explicit Admission(int32_t places_max) : places_max_(places_max) {}

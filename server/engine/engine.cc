@@ -190,7 +190,7 @@ void Engine::Parts::Take(Launch& launch, TimeUs now) {
 
 void Engine::Parts::RunControl(ControlRequest* request, TimeUs now) {
   if (!fault_.ok()) {
-    answers_->EndAfterFault(request, FaultAnswer());
+    answers_->EndAfterFault(request, DeviceFailedError());
     return;
   }
   const absl::Status status = control_step_->Run(request, MsOf(now));
@@ -199,7 +199,7 @@ void Engine::Parts::RunControl(ControlRequest* request, TimeUs now) {
     return;
   }
   Fail(status);
-  answers_->EndAfterFault(request, FaultAnswer());
+  answers_->EndAfterFault(request, DeviceFailedError());
 }
 
 void Engine::Parts::EndLate(Request* request, TimeUs now) {
@@ -289,7 +289,7 @@ void Engine::Parts::Fail(const absl::Status& fault) {
   fault_ = fault;
   stats_.failed = true;
   admission_.Refuse(/*is_device_failed=*/true);
-  const absl::Status answer = FaultAnswer();
+  const absl::Status answer = DeviceFailedError();
   const auto end = [&](Request* request) {
     if (request->book.waiting == 0 && request->book.running == 0) {
       answers_->EndAfterFault(request, answer);
@@ -319,12 +319,6 @@ void Engine::Parts::Fail(const absl::Status& fault) {
     end(request);
     request = next;
   }
-}
-
-absl::Status Engine::Parts::FaultAnswer() const {
-  return absl::UnavailableError(
-      absl::StrCat("the device failed and the server ends: ", absl::string_view(fault_.message()),
-                   "; reconnect, then create the sequences anew"));
 }
 
 absl::Status Engine::Parts::Run() {

@@ -81,7 +81,6 @@ class Engine::Parts {
   bool ExpireLeases(TimeUs now);
   void CloseIfDrained(TimeUs now);
   void Fail(const absl::Status& fault);
-  absl::Status FaultAnswer() const;
   bool is_idle() const { return batcher_.empty() && launches_.empty(); }
 
   const Setup setup_;

@@ -27,20 +27,25 @@
 
 namespace fp8kvd::testing {
 
-// Fences do not pass while the gate is closed: launches stay in flight for as long as a test wants.
+// Fences do not pass while the gate is closed: launches stay in flight for as long as a test wants,
+// or until the device fails.
 class GatedBackend final : public FakeBackend {
  public:
   // Pollers take turns, as they do beside a GPU; e2e has the CPU, where they do not.
   GatedBackend() : FakeBackend(/*returns_at_once=*/true) { SetRecording(false); }
   void Close() { is_closed_ = true; }
   void Open() { is_closed_ = false; }
+  // The device fails, and with it whatever is in flight.
+  void Break() { is_broken_ = true; }
   absl::StatusOr<bool> Passed(kernels::FenceId fence) override {
+    if (is_broken_) return absl::InternalError("the fence broke");
     if (is_closed_) return false;
     return FakeBackend::Passed(fence);
   }
 
  private:
   std::atomic<bool> is_closed_{false};
+  std::atomic<bool> is_broken_{false};
 };
 
 struct ServerRigOptions {

@@ -18,6 +18,7 @@ namespace fp8kvd::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(Server, CreatesAppendsDecodesAndFrees) {
   ServerRig rig;
@@ -267,6 +268,37 @@ TEST(Server, ADrainAnswersWhatWasAdmittedAndRefusesTheRest) {
   EXPECT_TRUE(rig.IsAnswer(admitted, 0, 500001, {1}));
   rig.Stop();
   EXPECT_TRUE(rig.engine_status.ok());
+}
+
+TEST(Server, ADeviceFaultFailsEveryCallInFlightAndRefusesLaterOnes) {
+  ServerRig rig;
+  const std::vector<v1::Handle> handles = rig.Create(3);
+  rig.backend.Close();
+  v1::DecodeResponse ignored;
+  grpc::Status launched;
+  std::thread unary([&] { launched = rig.Decode(rig.Step({handles[0]}, 0, {1}), &ignored); });
+  EXPECT_TRUE(Eventually([&] { return rig.engine->stats().launches_inflight > 0; }));
+  grpc::ClientContext context;
+  const auto stream = rig.stub->DecodeStream(&context);
+  EXPECT_TRUE(stream->Write(rig.Step({handles[1]}, 0, {2})));
+  EXPECT_TRUE(Eventually([&] { return rig.engine->stats().queue_items == 2; }));
+  rig.backend.Break();
+  unary.join();
+  EXPECT_EQ(launched.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(launched.error_message(), HasSubstr("reconnect"));
+  EXPECT_THAT(launched.error_message(), Not(HasSubstr("fence")));  // what broke is for the log
+  v1::DecodeResponse reply;
+  ASSERT_TRUE(stream->Read(&reply));
+  const int code = reply.has_error() ? reply.error().code() : reply.item_errors(0).error().code();
+  EXPECT_EQ(code, grpc::StatusCode::UNAVAILABLE);
+  for (const grpc::Status& late : {rig.Decode(rig.Step({handles[2]}, 0, {3}), &ignored),
+                                   rig.Append({rig.Chunk(handles[2], 0, Ids(3, 1), 0)})}) {
+    EXPECT_EQ(late.error_code(), grpc::StatusCode::UNAVAILABLE) << late.error_message();
+  }
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+  rig.Stop();
+  EXPECT_FALSE(rig.engine_status.ok());
 }
 
 TEST(Server, ShutdownCancelsWhatOutlivesItsPatience) {
