@@ -67,6 +67,10 @@ class CudaBackend final : public Backend {
   explicit CudaBackend(const CudaOptions& options) : options_(options) {}
   absl::Status Init();
 
+  // Makes our device the calling thread's: CUDA keeps that by thread, and calls may come from any,
+  // one at a time. Costs a comparison once a thread is bound.
+  absl::Status BindThread() const;
+
   // A launch's array on its way to the device.
   template <class T>
   absl::StatusOr<const T*> Upload(absl::Span<const T> values);
@@ -122,7 +126,7 @@ absl::Status CudaBackend::Init() {
                                       " asked for, 0 to " + std::to_string(count - 1) +
                                       " are here; set device_index to one of them");
   }
-  absl::Status status = ToStatus(cudaSetDevice(options_.device), "choosing the device");
+  absl::Status status = BindThread();
   if (!status.ok()) return status;
   status = ToStatus(cudaGetDeviceProperties(&properties_, options_.device), "asking the device");
   if (!status.ok()) return status;
@@ -170,6 +174,14 @@ DeviceInfo CudaBackend::Device() const {
     info.bytes_total = static_cast<int64_t>(total);
   }
   return info;
+}
+
+absl::Status CudaBackend::BindThread() const {
+  thread_local int32_t bound = -1;
+  if (bound == options_.device) return absl::OkStatus();
+  absl::Status status = ToStatus(cudaSetDevice(options_.device), "choosing the device");
+  if (status.ok()) bound = options_.device;
+  return status;
 }
 
 absl::StatusOr<uint8_t*> CudaBackend::AllocPool(int64_t bytes) {
@@ -259,6 +271,7 @@ absl::StatusOr<const T*> CudaBackend::Upload(absl::Span<const T> values) {
 }
 
 absl::Status CudaBackend::UpdateTables(absl::Span<const TableEdit> edits) {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
   while (!edits.empty()) {
     const auto some = edits.subspan(0, kPerUpload<TableEdit>);
     const auto at = Upload(some);
@@ -273,6 +286,7 @@ absl::Status CudaBackend::UpdateTables(absl::Span<const TableEdit> edits) {
 }
 
 absl::Status CudaBackend::CopyPages(absl::Span<const PageCopy> copies) {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
   while (!copies.empty()) {
     const auto some = copies.subspan(0, kPerUpload<PageCopy>);
     const auto at = Upload(some);
@@ -290,6 +304,7 @@ absl::Status CudaBackend::CopyPages(absl::Span<const PageCopy> copies) {
 }
 
 absl::Status CudaBackend::Append(const AppendParams& params) {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
   absl::Span<const AppendRow> rows(params.rows, params.rows_count);
   while (!rows.empty()) {
     const auto some = rows.subspan(0, kPerUpload<AppendRow>);
@@ -312,6 +327,7 @@ absl::Status CudaBackend::Append(const AppendParams& params) {
 }
 
 absl::Status CudaBackend::Decode(const DecodeParams& params) {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
   const absl::Span<const DecodeRow> rows(params.rows, params.rows_count);
   int32_t columns_max = 0;
   for (const DecodeRow& row : rows) columns_max = std::max(columns_max, row.q_len * params.group);
@@ -399,11 +415,13 @@ absl::Status CudaBackend::DecodeRows(absl::Span<const DecodeRow> rows, const Dec
 }
 
 absl::Status CudaBackend::Poison(uint8_t* pool_bytes, int64_t bytes) {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
   writes_.Other();
   return ToStatus(cudaMemsetAsync(pool_bytes, 0xFF, bytes, stream_), "poisoning pages");
 }
 
 absl::Status CudaBackend::Read(const uint8_t* pool_bytes, absl::Span<uint8_t> host) {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
   const absl::Status status = ToStatus(
       cudaMemcpyAsync(host.data(), pool_bytes, host.size(), cudaMemcpyDeviceToHost, stream_),
       "reading pages");
@@ -412,6 +430,7 @@ absl::Status CudaBackend::Read(const uint8_t* pool_bytes, absl::Span<uint8_t> ho
 }
 
 absl::Status CudaBackend::Write(uint8_t* pool_bytes, absl::Span<const uint8_t> host) {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
   writes_.Other();
   const absl::Status status = ToStatus(
       cudaMemcpyAsync(pool_bytes, host.data(), host.size(), cudaMemcpyHostToDevice, stream_),
@@ -421,6 +440,7 @@ absl::Status CudaBackend::Write(uint8_t* pool_bytes, absl::Span<const uint8_t> h
 }
 
 absl::StatusOr<FenceId> CudaBackend::Fence() {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
   const uint64_t fence = fences_taken_ + 1;
   const cudaEvent_t event = fences_[fence % kFences];
   if (fence > kFences && fences_passed_ < fence - kFences) {
