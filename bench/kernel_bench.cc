@@ -235,8 +235,8 @@ class Bench {
   }
 
   void DecodeCell(const Cell& cell) {
-    double us[2];
-    double share[2];
+    double us[2] = {};
+    double share[2] = {};
     for (const Precision precision : {Precision::kFp8Kv, Precision::kBf16}) {
       Shape shape = cell.shape;
       shape.precision = precision;

@@ -203,8 +203,9 @@ void ServeEcho(int pollers, const std::function<void(int port)>& until_stopped) 
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
   std::vector<std::unique_ptr<grpc::ServerCompletionQueue>> queues;
+  queues.reserve(pollers);
   for (int i = 0; i < pollers; ++i) queues.push_back(builder.AddCompletionQueue());
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  [[maybe_unused]] const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   std::vector<std::thread> threads;
   for (const auto& queue : queues) {
     for (int i = 0; i < 4; ++i) {

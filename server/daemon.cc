@@ -8,10 +8,10 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -221,7 +221,7 @@ absl::Status WritePortFile(const std::string& path, int port) {
   if (file != nullptr) written = std::fclose(file) == 0 && written;
   if (written && std::rename(unfinished.c_str(), path.c_str()) == 0) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("cannot write port_file ", path, ": ",
-                                             std::strerror(errno),
+                                             std::generic_category().message(errno),
                                              "; name a file in a folder that exists and is ours"));
 }
 

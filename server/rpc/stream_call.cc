@@ -97,7 +97,7 @@ void StreamCall::QueueReply(Flight* flight) {
   bytes_held_ -= flight->bytes;
   flight->bytes = static_cast<int64_t>(reply.Length());
   bytes_held_ += flight->bytes;
-  replies_.push_back({std::move(reply), flight});
+  replies_.push_back({reply, flight});
   WriteMore();
 }
 
