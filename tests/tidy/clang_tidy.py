@@ -34,11 +34,13 @@ def fingerprint(path, entry):
     """Digest of all that clang-tidy's answer rests on but the compiler and system headers."""
     command = re.sub(r"^\S*ccache\s+", "", entry["command"])
     command = re.sub(r"\s-o\s+\S+|\s-c\b", " ", command) + " -MM"
-    listed = subprocess.run(command, shell=True, cwd=entry["directory"], check=True,
-                            capture_output=True, text=True, timeout=FILE_SECONDS_MAX).stdout
+    done = subprocess.run(command, shell=True, cwd=entry["directory"], check=False,
+                          capture_output=True, text=True, timeout=FILE_SECONDS_MAX)
+    if done.returncode != 0:
+        sys.exit(f"{path} does not preprocess:\n{done.stderr}")
     digest = hashlib.sha256(command.encode())
     checks = [file for file in (folder / ".clang-tidy" for folder in path.parents) if file.exists()]
-    for name in [*listed.replace("\\\n", " ").split()[1:], *checks]:
+    for name in [*done.stdout.replace("\\\n", " ").split()[1:], *checks]:
         digest.update((pathlib.Path(entry["directory"]) / name).read_bytes())
     return digest.hexdigest()
 
