@@ -183,6 +183,21 @@ class Failures(Case):
             self.client.create_sequence()
         self.assertEqual(len(self.daemon.called("CreateSequences")), 2)
 
+    def test_a_delay_may_stand_in_the_details_and_the_trailer_wins(self):
+        for fault, want in ((Fault(FULL, retry_info_ms=1250), 1.25),
+                            (Fault(FULL, retry_info_ms=7, pushback_ms=2000), 2),
+                            (Fault(FULL, retry_info_ms=7, pushback_ms=-1), -1e-3)):
+            self.daemon.faults["CreateSequences"] = [fault]
+            with self.assertRaises(errors.ResourceExhausted) as raised:
+                self.client.create_sequence(timeout_s=1)
+            self.assertEqual(raised.exception.retry_after_s, want)
+
+    def test_full_waits_as_long_as_the_details_ask(self):
+        self.daemon.faults["CreateSequences"] = [Fault(FULL, retry_info_ms=20)]
+        with mock.patch("random.uniform", side_effect=AssertionError("no wait of our own")):
+            self.client.create_sequence()
+        self.assertEqual(len(self.daemon.called("CreateSequences")), 2)
+
     def test_full_without_a_delay_and_a_negative_delay_are_not_tried_again(self):
         for pushback in (None, -1):
             self.daemon.faults["CreateSequences"] = [Fault(FULL, pushback_ms=pushback)]

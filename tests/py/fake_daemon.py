@@ -6,6 +6,7 @@ import threading
 from concurrent import futures
 
 import grpc
+from google.protobuf import any_pb2, duration_pb2
 
 from fp8kvd.v1 import kv_pb2 as kv
 
@@ -18,7 +19,8 @@ class Fault:
 
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     details: str = "asked for by the test"
-    pushback_ms: int | None = None
+    pushback_ms: int | None = None  # in the trailer
+    retry_info_ms: int | None = None  # in the status's details, the other place for it
     late: bool = False  # after the work is done: the answer is lost, not the request
     messages: int = 0  # of a stream, that are served before
 
@@ -241,9 +243,22 @@ class _Handler(grpc.GenericRpcHandler):
 
 
 def _abort(context, fault):
+    trailers = []
     if fault.pushback_ms is not None:
-        context.set_trailing_metadata((("grpc-retry-pushback-ms", str(fault.pushback_ms)),))
+        trailers.append(("grpc-retry-pushback-ms", str(fault.pushback_ms)))
+    if fault.retry_info_ms is not None:
+        trailers.append(("grpc-status-details-bin", _status_details(fault.retry_info_ms)))
+    context.set_trailing_metadata(trailers)
     context.abort(fault.code, fault.details)
+
+
+def _status_details(delay_ms):
+    """A google.rpc.Status with one google.rpc.RetryInfo; each length is below 128."""
+    delay = duration_pb2.Duration()
+    delay.FromMilliseconds(delay_ms)
+    detail = any_pb2.Any(type_url="type.googleapis.com/google.rpc.RetryInfo")
+    detail.value = b"\x0a" + bytes([delay.ByteSize()]) + delay.SerializeToString()
+    return b"\x08\x08\x1a" + bytes([detail.ByteSize()]) + detail.SerializeToString()
 
 
 def _code(number):

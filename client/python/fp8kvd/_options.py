@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from fp8kvd import errors
+from fp8kvd import _wire, errors
 
 # A reply may be larger than any request: fp32 out is twice the bytes of q.
 _REPLY_BYTES_MAX = 256 << 20
@@ -123,17 +123,27 @@ def error_of(rpc_error: grpc.RpcError, call: str, target: str) -> errors.Error:
     if code == "INTERNAL" and details == "Internal error from Core":  # of grpc.aio, not the daemon
         code, details = "UNAVAILABLE", BROKEN_WRITE
     trailers: Any = rpc_error.trailing_metadata() or ()  # pairs
-    pushback = {key: value for key, value in trailers}.get("grpc-retry-pushback-ms")
     if code == "UNAVAILABLE" and "connect" in details.lower():
         details = f"cannot be reached: {details}; check that fp8kvd runs there and the address"
     return errors.from_code(code, call, target, details,
-                            None if pushback is None else _pushback_s(pushback))
+                            _advice_s({key: value for key, value in trailers}))
 
 
-def _pushback_s(text: str | bytes) -> float:
-    """A value that is no number, or negative, forbids a retry."""
+def _advice_s(trailers: dict[str, Any]) -> float | None:
+    """The delay that the daemon asks for: by gRPC's pushback, which is -1 or no number to forbid a
+    retry, else by a RetryInfo in the status's details. None: neither is there.
+
+    >>> _advice_s({"grpc-retry-pushback-ms": "20"}), _advice_s({}), _advice_s({
+    ...     "grpc-status-details-bin": bytes.fromhex(
+    ...         "1a330a28747970652e676f6f676c65617069732e636f6d2f676f6f676c652e7270632e5265747279"
+    ...         "496e666f12070a051080e1eb17")})
+    (0.02, None, 0.05)
+    """
+    pushback = trailers.get("grpc-retry-pushback-ms")
+    if pushback is None:
+        return _wire.retry_delay_s(trailers.get("grpc-status-details-bin", b""))
     try:
-        return int(text) / 1000
+        return int(pushback) / 1000
     except ValueError:
         return -1.0
 

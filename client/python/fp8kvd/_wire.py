@@ -7,16 +7,19 @@ are put behind them; out of a reply the result is cut and protobuf reads the res
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 
 from fp8kvd._tensors import Array
 from fp8kvd.v1 import kv_pb2
 
 _LENGTH_DELIMITED = 2
+_STATUS_DETAILS, _RETRY_INFO_DELAY = 3, 1  # of google.rpc.Status and google.rpc.RetryInfo
 _DECODE_Q, _DECODE_K, _DECODE_V = (
     kv_pb2.DecodeRequest.DESCRIPTOR.fields_by_name[name].number for name in "qkv")
 _APPEND_K, _APPEND_V = (
@@ -102,6 +105,41 @@ def array_of(view: memoryview | bytes, dtype: npt.DTypeLike, shape: tuple[int, .
     if array.nbytes != len(view):
         raise ValueError(f"the reply holds {len(view)} bytes for {array.dtype} {list(shape)}")
     return array if array.flags.aligned else array.copy()
+
+
+def retry_delay_s(status: bytes) -> float | None:
+    """The delay of a google.rpc.RetryInfo in a google.rpc.Status, which no package that we need
+    declares. None when it has none, or is no such message."""
+    try:
+        for number, detail in _fields(status):
+            if number == _STATUS_DETAILS and isinstance(detail, bytes):
+                any_message = any_pb2.Any.FromString(detail)
+                if any_message.type_url.endswith("/google.rpc.RetryInfo"):
+                    return _duration_s(any_message.value)
+    except (ValueError, DecodeError):
+        pass
+    return None
+
+
+def _duration_s(retry_info: bytes) -> float:
+    for number, delay in _fields(retry_info):
+        if number == _RETRY_INFO_DELAY and isinstance(delay, bytes):
+            duration = duration_pb2.Duration.FromString(delay)
+            return duration.seconds + duration.nanos / 1e9
+    return 0.0
+
+
+def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field of a message: the bytes of those with a length, of the others
+    where they end."""
+    at = 0
+    while at < len(raw):
+        tag, begin = _read_varint(raw, at)
+        at = _field_end(raw, tag & 7, begin)
+        if at > len(raw):
+            raise ValueError("the message is cut short")
+        with_length = tag & 7 == _LENGTH_DELIMITED
+        yield tag >> 3, raw[_read_varint(raw, begin)[1]:at] if with_length else at
 
 
 def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
