@@ -104,6 +104,15 @@ INSTANTIATE_TEST_SUITE_P(
                {"info", "--targte=x"},
                "unknown flag --targte; did you mean --target?"},
         Misuse{"single_dash", {"info", "-json"}, "unknown flag"},
+        Misuse{"unknown_flag_before",
+               {"--targte=x", "info"},
+               "unknown flag --targte; did you mean --target?"},
+        Misuse{"own_flag_before", {"--all", "free"}, "own flags stand behind it"},
+        Misuse{"single_dash_before", {"-json", "info"}, "unknown flag"},
+        Misuse{"flags_without_command", {"--json"}, "usage: fp8kvctl"},
+        Misuse{"flag_before_without_value", {"--target"}, "usage: fp8kvctl"},
+        Misuse{"flag_before_and_behind", {"--json", "info", "--json"}, "given twice"},
+        Misuse{"daemon_flag_for_plan", {"--target=x", "plan"}, "unknown flag --target"},
         Misuse{"switch_with_value", {"info", "--json=yes"}, "takes no value"},
         Misuse{"flag_without_value", {"info", "--target"}, "wants a value"},
         Misuse{"flag_twice", {"info", "--target=a", "--target=b"}, "given twice"},
@@ -140,6 +149,15 @@ TEST(Info, PrintsATableForPeopleAndJsonForMachines) {
   const auto object = Parsed(machines.out);
   EXPECT_EQ(object.fields().at("version").string_value(), "fake");
   EXPECT_EQ(object.fields().at("limits").struct_value().fields().at("items_max").number_value(), 7);
+}
+
+TEST(SharedFlags, MayStandBeforeTheCommandToo) {
+  FakeServer server;
+  const std::string behind = Ctl({"info", "--json", "--target", server.target()}).out;
+  EXPECT_EQ(Parsed(behind).fields().at("version").string_value(), "fake");
+  EXPECT_EQ(Ctl({"--json", "--target", server.target(), "info"}).out, behind);
+  EXPECT_EQ(Ctl({"--target=" + server.target(), "info", "--json"}).out, behind);
+  EXPECT_EQ(Ctl({"--json", "info", "--help"}).out, Ctl({"info", "--help"}).out);
 }
 
 TEST(Stat, ListsHandlesThatTheOtherCommandsTake) {

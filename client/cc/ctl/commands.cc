@@ -9,7 +9,7 @@ namespace {
 
 std::string Overview() {
   std::string text =
-      "usage: fp8kvctl COMMAND [FLAGS] [ARGUMENTS]\n\n"
+      "usage: fp8kvctl [--target=HOST:PORT] [--json] COMMAND [FLAGS] [ARGUMENTS]\n\n"
       "Talks to fp8kvd, the decode-attention daemon.\n\ncommands:\n";
   for (const Command* command : Commands()) {
     absl::StrAppendFormat(&text, "  %-8s %s\n", command->name, command->summary);
@@ -46,14 +46,24 @@ std::vector<const Command*> Commands() {
 }
 
 int RunCommandLine(const std::vector<std::string>& words, std::ostream& out, std::ostream& err) {
-  const bool asks_help = !words.empty() && (words[0] == "--help" || words[0] == "-h" ||
-                                            (words[0] == "help" && words.size() == 1));
-  if (words.empty() || asks_help) {
+  const absl::StatusOr<size_t> flags = CountFlagsBeforeCommand(words);
+  if (!flags.ok()) {
+    err << "fp8kvctl: " << Printable(flags.status().message()) << '\n';
+    return ToExitCode(flags.status());
+  }
+  std::vector<std::string> rest(words.begin(), words.begin() + static_cast<int64_t>(*flags));
+  const auto begins_with = [&words](const char* word) {
+    return !words.empty() && words[0] == word;
+  };
+  const bool asks_help =
+      begins_with("--help") || begins_with("-h") || (begins_with("help") && words.size() == 1);
+  if (*flags == words.size() || asks_help) {
     (asks_help ? out : err) << Overview();
     return asks_help ? kExitOk : kExitUsage;
   }
-  const bool help_of = words[0] == "help";
-  const std::string& name = words[help_of ? 1 : 0];
+  const bool help_of = begins_with("help");
+  const size_t command_at = help_of ? 1 : *flags;
+  const std::string& name = words[command_at];
   const Command* command = Find(name);
   if (command == nullptr) {
     err << "fp8kvctl: unknown command " << Printable(name) << "\n\n" << Overview();
@@ -63,7 +73,8 @@ int RunCommandLine(const std::vector<std::string>& words, std::ostream& out, std
     out << HelpOf(*command);
     return kExitOk;
   }
-  const absl::Status status = Run(*command, {words.begin() + 1, words.end()}, out, err);
+  rest.insert(rest.end(), words.begin() + static_cast<int64_t>(command_at) + 1, words.end());
+  const absl::Status status = Run(*command, rest, out, err);
   out.flush();
   if (!status.ok()) err << "fp8kvctl " << name << ": " << Printable(status.message()) << '\n';
   return ToExitCode(status);

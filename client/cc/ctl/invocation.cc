@@ -17,20 +17,22 @@ namespace {
 constexpr char kUsagePayload[] = "fp8kvctl/usage";
 constexpr int64_t kTimeoutMsMax = 3'600'000;
 
-std::optional<FlagSpec> Find(const Command& command, const std::string& name) {
-  for (const FlagSpec& flag : FlagsOf(command)) {
+std::optional<FlagSpec> Find(const std::vector<FlagSpec>& flags, const std::string& name) {
+  for (const FlagSpec& flag : flags) {
     if (name == flag.name) return flag;
   }
   return std::nullopt;
 }
 
-std::string UnknownFlag(const Command& command, const std::string& name) {
+std::string UnknownFlag(const std::vector<FlagSpec>& flags, const std::string& name) {
   std::vector<std::string> known;
-  for (const FlagSpec& flag : FlagsOf(command)) known.emplace_back(flag.name);
+  for (const FlagSpec& flag : flags) known.emplace_back(flag.name);
   const std::string nearest = config::NearestWord(name, known);
   return absl::StrCat("unknown flag --", name, nearest.empty() ? "" : "; did you mean --", nearest,
-                      nearest.empty() ? "" : "?", " See: fp8kvctl ", command.name, " --help");
+                      nearest.empty() ? "" : "?");
 }
+
+bool IsFlag(const std::string& word) { return word.size() >= 2 && word[0] == '-'; }
 
 }  // namespace
 
@@ -54,10 +56,11 @@ absl::StatusOr<Invocation> Invocation::Parse(const Command& command,
   Invocation result;
   result.out_ = &out;
   result.progress_ = &progress;
+  const std::vector<FlagSpec> flags = FlagsOf(command);
   bool flags_ended = false;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
-    if (flags_ended || word.size() < 2 || word[0] != '-') {
+    if (flags_ended || !IsFlag(word)) {
       result.arguments_.push_back(word);
       continue;
     }
@@ -68,9 +71,10 @@ absl::StatusOr<Invocation> Invocation::Parse(const Command& command,
     const size_t equals = word.find('=');
     const std::string name =
         word == "-h" ? "help" : word.substr(std::min<size_t>(2, word.size()), equals - 2);
-    const std::optional<FlagSpec> flag = Find(command, name);
+    const std::optional<FlagSpec> flag = Find(flags, name);
     if (!flag.has_value() || (word[1] != '-' && word != "-h")) {
-      return UsageError(UnknownFlag(command, name));
+      return UsageError(
+          absl::StrCat(UnknownFlag(flags, name), " See: fp8kvctl ", command.name, " --help"));
     }
     const bool is_switch = *flag->value == '\0';
     if (is_switch && equals != std::string::npos) {
@@ -132,15 +136,40 @@ absl::StatusOr<std::unique_ptr<client::Client>> Invocation::Connect() const {
   return client::Client::Connect(options);
 }
 
-std::vector<FlagSpec> FlagsOf(const Command& command) {
-  std::vector<FlagSpec> flags = command.flags;
-  if (command.has_daemon) {
+std::vector<FlagSpec> SharedFlags(bool has_daemon) {
+  std::vector<FlagSpec> flags;
+  if (has_daemon) {
     flags.push_back({"target", "HOST:PORT", "the daemon; default 127.0.0.1:50051"});
     flags.push_back({"timeout_ms", "N", "of each call to it, retries included; default 30000"});
   }
   flags.push_back({"json", "", "print one JSON value instead of a table"});
   flags.push_back({"help", "", "print this"});
   return flags;
+}
+
+std::vector<FlagSpec> FlagsOf(const Command& command) {
+  std::vector<FlagSpec> flags = command.flags;
+  const std::vector<FlagSpec> shared = SharedFlags(command.has_daemon);
+  flags.insert(flags.end(), shared.begin(), shared.end());
+  return flags;
+}
+
+absl::StatusOr<size_t> CountFlagsBeforeCommand(const std::vector<std::string>& words) {
+  const std::vector<FlagSpec> flags = SharedFlags(/*has_daemon=*/true);
+  size_t at = 0;
+  while (at < words.size() && IsFlag(words[at])) {
+    const std::string& word = words[at];
+    const size_t equals = word.find('=');
+    const std::string name = word == "-h" ? "help" : word.substr(2, equals - 2);
+    const std::optional<FlagSpec> flag = Find(flags, name);
+    if (!flag.has_value() || (word[1] != '-' && word != "-h")) {
+      return UsageError(absl::StrCat(UnknownFlag(flags, name),
+                                     " A command's own flags stand behind it. See: fp8kvctl "
+                                     "--help"));
+    }
+    at += *flag->value == '\0' || equals != std::string::npos ? 1 : 2;
+  }
+  return std::min(at, words.size());
 }
 
 std::string HelpOf(const Command& command) {

@@ -75,8 +75,12 @@ class Invocation {
   std::ostream* progress_ = nullptr;
 };
 
-// Its own flags, then those that commands share.
+// Those that commands share; they may stand before the command too.
+std::vector<FlagSpec> SharedFlags(bool has_daemon);
+// Its own flags, then the shared ones.
 std::vector<FlagSpec> FlagsOf(const Command& command);
+// How many words at the beginning are shared flags with their values: the next is the command.
+absl::StatusOr<size_t> CountFlagsBeforeCommand(const std::vector<std::string>& words);
 std::string HelpOf(const Command& command);
 
 }  // namespace fp8kvd::ctl
