@@ -1,9 +1,5 @@
 // The built daemon as a process, on the CPU, over a real socket: start, answers, killed clients,
 // drain, exit codes, ports, probes.
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -12,29 +8,15 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
 
-#include "tests/e2e/client.h"
+#include "tests/e2e/calls.h"
 #include "tests/e2e/daemon_process.h"
+#include "tests/e2e/http_get.h"
 
 namespace fp8kvd::testing {
 namespace {
 
 using ::testing::HasSubstr;
 using Stub = v1::DecodeAttention::Stub;
-
-std::vector<v1::Handle> Create(Stub* stub, int count, const std::string& model = "m") {
-  grpc::ClientContext context;
-  v1::CreateSequencesResponse response;
-  const grpc::Status status =
-      stub->CreateSequences(&context, CreateRequest(count, 0, model), &response);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  return {response.handles().begin(), response.handles().end()};
-}
-
-grpc::Status Decode(Stub* stub, const v1::DecodeRequest& request, v1::DecodeResponse* response) {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-  return stub->Decode(&context, request, response);
-}
 
 uint64_t PagesUsed(Stub* stub) {
   grpc::ClientContext context;
@@ -48,26 +30,6 @@ uint64_t PagesUsed(Stub* stub) {
     }
   }
   return used;
-}
-
-// The whole answer of one daemon's HTTP port, empty if there is none.
-std::string HttpGet(int port, const std::string& path) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  std::string answer;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
-    const std::string request = "GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    if (write(fd, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
-      char bytes[4096];
-      ssize_t got = 0;
-      while ((got = read(fd, bytes, sizeof(bytes))) > 0) answer.append(bytes, got);
-    }
-  }
-  close(fd);
-  return answer;
 }
 
 TEST(Daemon, AnswersInBothPrecisionsAndDrainsWithExitCodeZero) {
