@@ -231,10 +231,16 @@ void World::Submit(Client& client, Flight flight) {
   flight.facts.submitted_us = now();
   Count(absl::OkStatus(), "call");
   Trace(flight.what);
-  if (const absl::Status status = flight.decode   ? flight.decode->Submit()
-                                  : flight.append ? flight.append->Submit()
-                                                  : flight.control->Submit();
-      !status.ok()) {
+  const absl::Status status = flight.decode   ? flight.decode->Submit()
+                              : flight.append ? flight.append->Submit()
+                                              : flight.control->Submit();
+  if (callers_take_turns_) {
+    CheckEngine();
+    if (flight.done()) ++tally_["answered within Submit"];
+  } else if (flight.done()) {
+    Complain("a caller took a turn");
+  }
+  if (!status.ok()) {
     Count(status, "refused");
     Trace(absl::StrCat("  refused: ", status.ToString()));
     if (!absl::IsResourceExhausted(status) && !has_fault_) Complain(status.ToString());

@@ -30,7 +30,11 @@ int32_t World::Flight::times_done() const {
 }
 
 World::World(uint64_t seed, bool is_tracing)
-    : seed_(seed), is_tracing_(is_tracing), random_(seed) {}
+    : seed_(seed),
+      is_tracing_(is_tracing),
+      random_(seed),
+      callers_take_turns_(random_.Chance(50)),
+      backend_(/*returns_at_once=*/callers_take_turns_) {}
 
 World::~World() {
   // A world that went wrong may leave calls unanswered, and an engine aborts on those: the

@@ -1,7 +1,7 @@
 // tests/sim/world.h: one run of the whole engine on fake time and a fake device: random clients
 // that create, append, decode, fork, truncate, free, retry, cancel, come late and die; full pools
 // and queues, leases that end, device faults, drain. Every answer is judged by a model of its
-// sequence.
+// sequence. In half of the worlds callers take the engine's turns (server/engine/turn.h).
 //
 // A seed decides everything: the same seed is the same run. Threads: one; the clients' calls and
 // the engine's turns are steps of one loop.
@@ -103,6 +103,7 @@ class World {
   const uint64_t seed_;
   const bool is_tracing_;
   Random random_;
+  const bool callers_take_turns_;  // as beside a GPU: an answer may come within Submit
   ManualClock clock_;
   FakeBackend backend_;
   std::unique_ptr<engine::Engine> engine_;
