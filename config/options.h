@@ -64,6 +64,11 @@ struct EngineOptions {
   int32_t queue_items_max = 8192;
   // Rows in one launch, at most. More fill the device better and delay the first.
   int32_t batch_rows_max = 256;
+  // KV bytes that the rows of one launch read beside its oldest, a row of several query tokens
+  // counted for each of them. Less keeps short sequences quick beside long ones where a launch
+  // takes milliseconds; more fills the device better. 0: 8 MiB for each thread of a CPU (some
+  // 3 ms), no bound on a GPU.
+  int64_t batch_kv_bytes_max = 0;
   // How long a first row waits for company. 0 launches at once: best p50 when idle, most launches.
   int32_t batch_wait_us_max = 0;
   // Bytes of K and V that one append slice brings to the device before waiting decodes get their

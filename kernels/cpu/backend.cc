@@ -69,6 +69,7 @@ DeviceInfo CpuBackend::Device() const {
       absl::StrCat(ProcessorName(), ", ", workers_->threads(), " threads, ", hwy::TargetName(best));
   info.bytes_total = MemoryBytes(_SC_PHYS_PAGES);
   info.bytes_free = MemoryBytes(_SC_AVPHYS_PAGES);
+  info.threads = workers_->threads();
   return info;
 }
 

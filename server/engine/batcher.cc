@@ -11,6 +11,9 @@ namespace {
 constexpr uint32_t kAnyWork = UINT32_MAX;      // something on it is older: a control request waits
 constexpr uint32_t kControl = UINT32_MAX - 1;  // a control request is older: everything waits
 
+// An item joins a launch that has room for so many of its size.
+constexpr int64_t kRoomParts = 4;
+
 uint64_t Key(cache::SeqIndex seq, uint32_t layer_or_mark) {
   return uint64_t{static_cast<uint32_t>(seq)} << 32 | layer_or_mark;
 }
@@ -32,13 +35,14 @@ bool KeySet::Contains(uint64_t key) const { return entries_[Find(key)].round == 
 
 // Each place in the queue marks its own (sequence, layer) and its sequence at most; an append marks
 // its layers, one place each, and its sequence.
-Batcher::Batcher(const std::vector<ModelSetup>* models, int32_t rows_max, int32_t places_max,
+Batcher::Batcher(const std::vector<ModelSetup>* models, Bounds bounds, int32_t places_max,
                  int32_t seqs_max)
     : models_(models),
-      rows_max_(rows_max),
+      rows_max_(bounds.rows_max),
+      kv_bytes_max_(bounds.kv_bytes_max),
       blocked_(int64_t{2} * places_max + 1),
       last_turn_(seqs_max, 0) {
-  pick_.items.reserve(rows_max);
+  pick_.items.reserve(rows_max_);
 }
 
 void Batcher::Add(Request* request) {
@@ -83,6 +87,8 @@ const Batcher::Pick& Batcher::Look(TimeUs now) {
   pick_.append = nullptr;
   pick_.controls = nullptr;
   pick_.ended = nullptr;
+  pick_.has_passed_over = false;
+  kv_bytes_left_ = kv_bytes_max_;
   controls_tail_ = &pick_.controls;
   ended_tail_ = &pick_.ended;
   blocked_.Clear();
@@ -127,13 +133,27 @@ void Batcher::LookAtDecode(DecodeRequest* request) {
       pick_.shape = shape;
       pick_.oldest_arrived = request->arrived;
     }
-    if (is_eligible && shape == pick_.shape && pick_.items.size() < rows_max_) {
+    if (is_eligible && shape == pick_.shape && HasRoom(*request, item)) {
       pick_.items.push_back(BatchItem{.request = request, .index = i});
     } else {
       blocked_.Insert(key);
     }
     blocked_.Insert(Key(item.seq, kAnyWork));
   }
+}
+
+// Takes the room, too.
+bool Batcher::HasRoom(const DecodeRequest& request, const DecodeItem& item) {
+  if (pick_.items.empty()) return true;
+  const LayerGroup& group = (*models_)[request.model].GroupOf(request.layer);
+  const int64_t kv_bytes = KeysSeen(group, item.pos, item.q_len) * item.q_len * group.kv_heads *
+                           KvBytesPerToken(group.precision, group.head_dim);
+  if (pick_.items.size() == rows_max_ || kv_bytes > kv_bytes_left_ / kRoomParts) {
+    pick_.has_passed_over = true;
+    return false;
+  }
+  kv_bytes_left_ -= kv_bytes;
+  return true;
 }
 
 void Batcher::LookAtAppend(AppendRequest* request) {

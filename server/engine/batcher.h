@@ -3,7 +3,10 @@
 // Look walks the list once, oldest first. It picks
 //   - every control request that nothing older stands in the way of;
 //   - one decode batch: the oldest eligible item gives the kernel shape, and every eligible item of
-//     that shape joins, whatever its sequence, layer or model, until the launch is full;
+//     that shape joins, whatever its sequence, layer or model, until the launch is full: of rows,
+//     or of KV bytes where those are bounded. Then an item joins if four of its size would still
+//     fit. So the long ones cannot fill a launch, and a short item waits for older ones about as
+//     short as itself, however many long ones are older. The oldest always goes: nobody starves.
 //   - one bulk append, whose next slice follows the batch: of those eligible, one of the sequence
 //     that had its turn longest ago.
 // Order. Work on one (sequence, layer) is taken as it arrived: what is passed over marks its
@@ -69,12 +72,19 @@ class Batcher {
     DecodeShape shape;
     std::vector<BatchItem> items;
     AppendRequest* append = nullptr;
-    Request* controls = nullptr;  // linked by book.next; taken out of the list
-    Request* ended = nullptr;     // late or cancelled, linked and taken out likewise
-    TimeUs oldest_arrived = 0;    // of items
+    Request* controls = nullptr;   // linked by book.next; taken out of the list
+    Request* ended = nullptr;      // late or cancelled, linked and taken out likewise
+    TimeUs oldest_arrived = 0;     // of items
+    bool has_passed_over = false;  // eligible items of the shape that found no room
   };
 
-  Batcher(const std::vector<ModelSetup>* models, int32_t rows_max, int32_t places_max,
+  // A launch's rows, and the KV bytes that they read beside its oldest, each query token counted.
+  struct Bounds {
+    int32_t rows_max = 0;
+    int64_t kv_bytes_max = 0;
+  };
+
+  Batcher(const std::vector<ModelSetup>* models, Bounds bounds, int32_t places_max,
           int32_t seqs_max);
 
   void Add(Request* request);     // with waiting > 0 (control: any)
@@ -91,10 +101,12 @@ class Batcher {
   void LookAtDecode(DecodeRequest* request);
   void LookAtAppend(AppendRequest* request);
   void LookAtControl(ControlRequest* request);
+  bool HasRoom(const DecodeRequest& request, const DecodeItem& item);
   DecodeShape ShapeOf(const DecodeRequest& request) const;
 
   const std::vector<ModelSetup>* const models_;
   const size_t rows_max_;
+  const int64_t kv_bytes_max_;
   Request* oldest_ = nullptr;
   Request* newest_ = nullptr;
   int64_t others_ = 0;  // appends and controls in the list
@@ -102,6 +114,7 @@ class Batcher {
   std::vector<uint64_t> last_turn_;  // [seqs_max] when the sequence's append had a slice
   uint64_t turns_ = 0;
   Pick pick_;
+  int64_t kv_bytes_left_ = 0;  // of the pick
   Request** ended_tail_ = nullptr;
   Request** controls_tail_ = nullptr;
 };

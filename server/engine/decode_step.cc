@@ -116,9 +116,7 @@ void DecodeStep::AddRow(const DecodeRequest& request, const DecodeItem& item) {
 
 void DecodeStep::Count(const DecodeRequest& request, const DecodeItem& item) {
   const LayerGroup& group = context_.models[request.model].GroupOf(request.layer);
-  const int64_t seen = item.pos + item.q_len;  // by the last query; the others' keys are among them
-  const int64_t tokens =
-      group.window == 0 ? seen : std::min<int64_t>(seen, int64_t{group.window} + item.q_len - 1);
+  const int64_t tokens = KeysSeen(group, item.pos, item.q_len);
   ModelStats& model = context_.stats.models[request.model];
   ++model.decode_rows_total;
   model.kv_bytes_read_total +=

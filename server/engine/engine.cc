@@ -118,7 +118,7 @@ bool Engine::Parts::Work() {
 // The launch may wait for company, and then everything that was picked after it waits too.
 bool Engine::Parts::MustGather(const Batcher::Pick& pick, TimeUs now) const {
   const int32_t wait_us = setup_.options.batch_wait_us_max;
-  return wait_us > 0 && !pick.items.empty() && !admission_.is_refusing() &&
+  return wait_us > 0 && !pick.items.empty() && !pick.has_passed_over && !admission_.is_refusing() &&
          static_cast<int32_t>(pick.items.size()) < setup_.options.batch_rows_max &&
          now - pick.oldest_arrived < wait_us;
 }

@@ -4,8 +4,8 @@
 // Promises: every request that Submit took is answered exactly once, also when it was cancelled,
 //   came too late, the device failed or the engine drains. Items of one (sequence, layer) run in
 //   the order of their Submit. Each launch takes every eligible item that waits when the device
-//   becomes free. No tensor byte is touched, no memory is taken on the decode path once Start
-//   returned.
+//   becomes free, within bounds (batcher.h). No tensor byte is touched, no memory is taken on the
+//   decode path once Start returned.
 // Does not manage: message bytes, sockets (server/rpc); when a process ends (server/daemon).
 // Threads: Submit, Step and stats from any thread, Run on one. A turn is one thread's at a time
 //   (turn.h). Where the device returns at once (kernels/backend.h), Submit takes the turn if it is

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -10,6 +11,8 @@ namespace {
 
 // Sequences that one turn expires at most; the next turn goes on.
 constexpr int32_t kExpireMax = 64;
+// Of a launch that works inside the call, unless configured otherwise: config/options.h.
+constexpr int64_t kBatchKvBytesPerThread = int64_t{8} << 20;
 
 absl::StatusOr<std::unique_ptr<cache::SeqStore>> MakeStore(
     const config::CacheOptions& options, const std::vector<ModelSetup>& models,
@@ -48,6 +51,12 @@ absl::Status WarmUp(kernels::Backend* backend, const std::vector<ModelSetup>& mo
   return backend->WarmUp(shapes, rows_max, kQLenMax, q_heads_max);
 }
 
+int64_t BatchKvBytesMax(const config::EngineOptions& options, const kernels::DeviceInfo& device) {
+  if (options.batch_kv_bytes_max > 0) return options.batch_kv_bytes_max;
+  if (device.returns_at_once) return std::numeric_limits<int64_t>::max();
+  return kBatchKvBytesPerThread * device.threads;
+}
+
 // Tokens that one launch can append at most.
 int64_t LaunchTokensMax(const config::EngineOptions& options,
                         const std::vector<ModelSetup>& models) {
@@ -70,8 +79,10 @@ Engine::Parts::Parts(Setup setup, PageMap pages, std::unique_ptr<Staging> stagin
       staging_(std::move(staging)),
       admission_(setup_.options.queue_items_max),
       freed_(setup_.models, setup_.cache_options.poison_freed_pages),
-      batcher_(&setup_.models, setup_.options.batch_rows_max, setup_.options.queue_items_max,
-               setup_.cache_options.seqs_max),
+      batcher_(&setup_.models,
+               {.rows_max = setup_.options.batch_rows_max,
+                .kv_bytes_max = BatchKvBytesMax(setup_.options, setup_.backend->Device())},
+               setup_.options.queue_items_max, setup_.cache_options.seqs_max),
       launches_(setup_.options.launches_inflight_max, setup_.options.batch_rows_max),
       expired_(kExpireMax) {
   stats_.models.resize(setup_.models.size());

@@ -55,6 +55,7 @@ void World::Start() {
   config::EngineOptions options;
   options.queue_items_max = static_cast<int32_t>(random_.Of({16, 64, 256}));
   options.batch_rows_max = static_cast<int32_t>(random_.In(1, 8));
+  options.batch_kv_bytes_max = random_.Of({0, 64, 2'000, 20'000});
   options.batch_wait_us_max = random_.Chance(20) ? static_cast<int32_t>(random_.In(1, 500)) : 0;
   options.append_slice_bytes_max = 16 * random_.In(1, 40);
   options.launches_inflight_max = static_cast<int32_t>(random_.In(1, 3));
