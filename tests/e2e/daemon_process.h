@@ -100,23 +100,29 @@ class Process {
   int status_ = 0;
 };
 
-// fp8kvd on free ports of the loopback; by default the product, on the CPU.
+struct DaemonSetup {
+  std::string device = "cpu";
+  std::string binary = FP8KVD_BINARY;
+  std::string models =
+      "models { name: \"m\" layers: 2 q_heads: 4 kv_heads: 2 head_dim: 64\n"
+      "  precision: bf16 expected_seqs: 16 expected_tokens: 1024 }\n"
+      "models { name: \"m8\" layers: 2 q_heads: 4 kv_heads: 2 head_dim: 64\n"
+      "  precision: fp8_kv expected_seqs: 16 expected_tokens: 1024 }\n";
+};
+
+// fp8kvd on free ports of the loopback.
 class Daemon {
  public:
-  explicit Daemon(const std::string& device = "cpu", const std::string& binary = FP8KVD_BINARY) {
-    std::ofstream(folder_ / "config.textproto")
-        << "models { name: \"m\" layers: 2 q_heads: 4 kv_heads: 2 head_dim: 64\n"
-           "  precision: bf16 expected_seqs: 16 expected_tokens: 1024 }\n"
-           "models { name: \"m8\" layers: 2 q_heads: 4 kv_heads: 2 head_dim: 64\n"
-           "  precision: fp8_kv expected_seqs: 16 expected_tokens: 1024 }\n";
+  explicit Daemon(const DaemonSetup& setup = {}) {
+    std::ofstream(folder_ / "config.textproto") << setup.models;
     const std::vector<std::string> args = {"--config=" + (folder_ / "config.textproto").string(),
-                                           "--device=" + device,
+                                           "--device=" + setup.device,
                                            "--allow_fp8_kv=true",
                                            "--listen_address=127.0.0.1:0",
                                            "--http_address=127.0.0.1:0",
                                            "--log_format=json",
                                            "--port_file=" + (folder_ / "port").string()};
-    process_ = std::make_unique<Process>(binary, args, folder_ / "log");
+    process_ = std::make_unique<Process>(setup.binary, args, folder_ / "log");
     EXPECT_TRUE(WaitUntil([this] {
       return std::filesystem::exists(folder_ / "port") || process_->HasExited();
     })) << log();
