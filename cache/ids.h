@@ -17,6 +17,10 @@ enum class SeqId : uint64_t {};
 // device block table per (SeqIndex, group). Never leaves the daemon.
 enum class SeqIndex : uint32_t {};
 
+// Whose a sequence is, 0 .. the number of tenants - 1. Opaque here: a call that names a sequence of
+// another tenant is answered as if there were none.
+enum class TenantId : uint32_t {};
+
 // A client's name for a sequence. Any field that does not match is NOT_FOUND. (The `home` of the
 // wire handle is an address: the engine adds it.)
 struct SeqHandle {

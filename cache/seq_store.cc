@@ -133,31 +133,32 @@ absl::Status SeqStore::CheckRoom(int32_t model, int32_t group, int64_t pages_nee
                    " are left; expect fewer tokens, free sequences, or retry later"));
 }
 
-SeqHandle SeqStore::TakeIndex(int32_t model, int64_t expected_tokens, int64_t ttl_ms,
-                              int64_t now_ms) {
+SeqHandle SeqStore::TakeIndex(const CreateArgs& args, int64_t now_ms) {
   const uint32_t index = free_[free_head_];
   free_head_ = (free_head_ + 1) % free_.size();
   ++seqs_used_;
   Seq& seq = seqs_[index];
-  if (seq.model != model) {
+  if (seq.model != args.model) {
     seq.groups.clear();
-    const ModelPools& shape = models_[static_cast<size_t>(model)];
+    const ModelPools& shape = models_[static_cast<size_t>(args.model)];
     for (size_t g = 0; g < shape.pools.size(); ++g) {
-      const size_t layers = options_.models[static_cast<size_t>(model)].groups[g].layers.size();
+      const size_t layers =
+          options_.models[static_cast<size_t>(args.model)].groups[g].layers.size();
       seq.groups.push_back(
           {.table = BlockTable(shape.shapes[g], shape.pools[g].get()),
            .seq_lens = std::vector<int64_t>(layers, 0),
            .replays = std::vector<ReplayWindow>(layers, ReplayWindow(options_.replay_digests_max)),
            .slowest_layers = static_cast<int32_t>(layers)});
     }
-    seq.model = model;
+    seq.model = args.model;
   }
+  seq.tenant = args.tenant;
   ++seq.generation;
   if (seq.generation == 0) ++seq.generation;  // 0 means none, also after 2^32 uses of the index
   seq.occupied = true;
-  seq.expected_tokens = expected_tokens;
-  seq.ttl_ms = ttl_ms;
-  seq.lease_end_ms = now_ms + ttl_ms;
+  seq.expected_tokens = args.expected_tokens;
+  seq.ttl_ms = args.ttl_ms;
+  seq.lease_end_ms = now_ms + args.ttl_ms;
   leases_.Set(static_cast<SeqIndex>(index), seq.lease_end_ms);
   return Handle(static_cast<SeqIndex>(index));
 }
@@ -178,7 +179,7 @@ absl::Status SeqStore::Create(const CreateArgs& args, int64_t now_ms,
   }
   if (!status.ok()) return status;
   for (SeqHandle& handle : handles) {
-    handle = TakeIndex(args.model, args.expected_tokens, args.ttl_ms, now_ms);
+    handle = TakeIndex(args, now_ms);
     Seq& seq = At(static_cast<SeqIndex>(handle.seq_id));
     for (SeqGroup& group : seq.groups) group.table.Start(args.expected_tokens);
   }
@@ -199,7 +200,11 @@ absl::Status SeqStore::Fork(SeqIndex parent_index, const ForkArgs& args, int64_t
   }
   if (!status.ok()) return status;
   for (SeqHandle& handle : handles) {
-    handle = TakeIndex(parent.model, args.expected_tokens, args.ttl_ms, now_ms);
+    handle = TakeIndex({.model = parent.model,
+                        .expected_tokens = args.expected_tokens,
+                        .ttl_ms = args.ttl_ms,
+                        .tenant = parent.tenant},
+                       now_ms);
     Seq& child = At(static_cast<SeqIndex>(handle.seq_id));
     child.parent = Handle(parent_index);
     for (size_t g = 0; g < parent.groups.size(); ++g) {
@@ -272,11 +277,11 @@ void SeqStore::Release(SeqIndex seq_index) {
   free_[tail % free_.size()] = static_cast<uint32_t>(seq_index);
 }
 
-absl::StatusOr<SeqIndex> SeqStore::Find(const SeqHandle& handle) const {
+absl::StatusOr<SeqIndex> SeqStore::Find(const SeqHandle& handle, TenantId tenant) const {
   const auto index = static_cast<uint64_t>(handle.seq_id);
   if (handle.incarnation == options_.incarnation && index < seqs_.size()) {
     const Seq& seq = seqs_[index];
-    if (seq.occupied && !seq.freed && seq.generation == handle.generation) {
+    if (seq.occupied && !seq.freed && seq.generation == handle.generation && seq.tenant == tenant) {
       return static_cast<SeqIndex>(index);
     }
   }
@@ -413,7 +418,8 @@ SeqStat SeqStore::Stat(SeqIndex seq_index, int64_t now_ms) const {
   return stat;
 }
 
-int32_t SeqStore::List(int32_t model, uint32_t* cursor, absl::Span<SeqHandle> handles) const {
+int32_t SeqStore::List(int32_t model, TenantId tenant, uint32_t* cursor,
+                       absl::Span<SeqHandle> handles) const {
   constexpr uint32_t kScanMax = 65536;
   const uint32_t end =
       std::min<uint32_t>(static_cast<uint32_t>(seqs_.size()),
@@ -421,7 +427,7 @@ int32_t SeqStore::List(int32_t model, uint32_t* cursor, absl::Span<SeqHandle> ha
   size_t found = 0;
   for (; *cursor < end && found < handles.size(); ++*cursor) {
     const Seq& seq = seqs_[*cursor];
-    if (!seq.occupied || seq.freed || seq.model != model) continue;
+    if (!seq.occupied || seq.freed || seq.model != model || seq.tenant != tenant) continue;
     handles[found++] = Handle(static_cast<SeqIndex>(*cursor));
   }
   return static_cast<int32_t>(found);

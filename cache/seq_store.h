@@ -4,7 +4,9 @@
 // Promises
 //   - A call that returns an error has changed nothing, and one that makes several sequences makes
 //     all or none.
-//   - A stale, foreign or unknown handle is NOT_FOUND and never another sequence's data.
+//   - A stale, foreign or unknown handle, or one of another tenant, is NOT_FOUND, in the same
+//     words, and never another sequence's data. Forks belong to their parent's tenant, so that no
+//     page is shared between tenants.
 //   - expected_tokens at Create or Fork is a reservation: appends inside it never fail for room,
 //     the copies that sharing makes necessary included. Beyond it, and with 0, appends are best
 //     effort. A call that would break somebody's reservation is RESOURCE_EXHAUSTED instead.
@@ -47,6 +49,7 @@ struct CreateArgs {
   int32_t model = 0;
   int64_t expected_tokens = 0;  // 0 .. seq_len_max; 0: no reservation
   int64_t ttl_ms = 60000;       // 1 .. kLeaseTtlMsMax
+  TenantId tenant{0};           // whose they are, and their forks
 };
 
 struct ForkArgs {
@@ -94,8 +97,8 @@ class SeqStore {
   // or when the last hold ends.
   void Free(SeqIndex seq);
 
-  // The sequence of a handle, or NOT_FOUND.
-  absl::StatusOr<SeqIndex> Find(const SeqHandle& handle) const;
+  // The tenant's sequence of that handle, or NOT_FOUND.
+  absl::StatusOr<SeqIndex> Find(const SeqHandle& handle, TenantId tenant) const;
   SeqHandle Handle(SeqIndex seq) const;
 
   // The lease starts anew with the sequence's own ttl, or with another (INVALID_ARGUMENT: out of
@@ -137,9 +140,10 @@ class SeqStore {
   // Pages by page number. Table(seq, group).first_page() is the lowest one held.
   const BlockTable& Table(SeqIndex seq, int32_t group) const;
   SeqStat Stat(SeqIndex seq, int64_t now_ms) const;
-  // Handles of a model's sequences from index *cursor on (begin with 0), handles.size() at most,
+  // Handles of a tenant's sequences of a model from index *cursor on (begin with 0), handles.size() at most,
   // and a bounded part of the store in one call. Moves *cursor; it is seqs_max when all were seen.
-  int32_t List(int32_t model, uint32_t* cursor, absl::Span<SeqHandle> handles) const;
+  int32_t List(int32_t model, TenantId tenant, uint32_t* cursor,
+               absl::Span<SeqHandle> handles) const;
 
   const StoreOptions& options() const { return options_; }
   PoolStat Pool(int32_t model, int32_t group) const;
@@ -174,7 +178,8 @@ class SeqStore {
     void SetSeqLen(size_t group_layer, int64_t seq_len);  // not shorter than it is
   };
   struct Seq {
-    int32_t model = -1;       // whose tables groups holds; -1 before the first use
+    int32_t model = -1;  // whose tables groups holds; -1 before the first use
+    TenantId tenant{0};
     uint32_t generation = 0;  // of the sequence here, or of the last one
     bool occupied = false;
     bool freed = false;         // occupied, but only by holds
@@ -197,7 +202,7 @@ class SeqStore {
   Place PlaceOf(const Seq& seq, int32_t layer) const;
   const BlockTable::Shape& Shape(const Seq& seq, Place place) const;
   PagePool& MutablePool(int32_t model, int32_t group) const;
-  SeqHandle TakeIndex(int32_t model, int64_t expected_tokens, int64_t ttl_ms, int64_t now_ms);
+  SeqHandle TakeIndex(const CreateArgs& args, int64_t now_ms);
   void Release(SeqIndex seq);
   absl::Status CheckLive(const Seq& seq) const;
   absl::Status CheckSkip(Place place, const Seq& seq, const AppendArgs& args) const;

@@ -87,7 +87,7 @@ absl::Status AppendStep::Run(AppendRequest* request, bool* has_launched) {
 }
 
 absl::StatusOr<AppendRows::Outcome> AppendStep::PlanPiece(const AppendRequest& request) {
-  const absl::StatusOr<cache::SeqIndex> seq = context_.store.Find(request.handle);
+  const absl::StatusOr<cache::SeqIndex> seq = context_.store.Find(request.handle, request.tenant);
   if (!seq.ok()) return seq.status();
   const Piece piece = PieceAt(request, request.pieces_done);
   const int32_t layer = request.layer + piece.layer_index;

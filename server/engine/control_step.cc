@@ -67,10 +67,12 @@ absl::Status ControlStep::Create(ControlRequest* request, int64_t now_ms) {
   if (!ttl_ms.ok()) return ttl_ms.status();
   request->ttl_ms = *ttl_ms;
   std::vector<cache::SeqHandle> handles(request->count);
-  absl::Status status = context_.store.Create(
-      cache::CreateArgs{
-          .model = request->model, .expected_tokens = request->expected_tokens, .ttl_ms = *ttl_ms},
-      now_ms, absl::MakeSpan(handles));
+  absl::Status status =
+      context_.store.Create(cache::CreateArgs{.model = request->model,
+                                              .expected_tokens = request->expected_tokens,
+                                              .ttl_ms = *ttl_ms,
+                                              .tenant = request->tenant},
+                            now_ms, absl::MakeSpan(handles));
   if (status.ok()) request->handles = std::move(handles);
   return status;
 }
@@ -80,7 +82,8 @@ absl::Status ControlStep::Fork(ControlRequest* request, int64_t now_ms) {
     if (request->handles.size() != 1) {
       return absl::InvalidArgumentError("a fork has one parent; name it");
     }
-    const absl::StatusOr<cache::SeqIndex> parent = context_.store.Find(request->handles[0]);
+    const absl::StatusOr<cache::SeqIndex> parent =
+        context_.store.Find(request->handles[0], request->tenant);
     if (!parent.ok()) return parent.status();
     if (absl::Status status = CheckCount(request->count); !status.ok()) return status;
     const absl::StatusOr<int64_t> ttl_ms =
@@ -100,7 +103,9 @@ absl::Status ControlStep::Fork(ControlRequest* request, int64_t now_ms) {
   if (!request->status.ok()) return absl::OkStatus();
   context_.stats.forks_total += request->handles.size();
   for (const cache::SeqHandle& child : request->handles) {
-    if (absl::Status status = FillTables(*context_.store.Find(child)); !status.ok()) return status;
+    if (absl::Status status = FillTables(*context_.store.Find(child, request->tenant));
+        !status.ok())
+      return status;
   }
   return absl::OkStatus();
 }
@@ -129,7 +134,8 @@ void ControlStep::ForEachHandle(ControlRequest* request, int64_t now_ms) {
     return;
   }
   for (size_t i = 0; i < request->handles.size(); ++i) {
-    const absl::StatusOr<cache::SeqIndex> seq = context_.store.Find(request->handles[i]);
+    const absl::StatusOr<cache::SeqIndex> seq =
+        context_.store.Find(request->handles[i], request->tenant);
     request->item_status[i] = seq.ok() ? RunOne(request, i, *seq, now_ms) : seq.status();
     if (absl::IsResourceExhausted(request->item_status[i])) request->retry_after_ms = kRoomRetryMs;
     if (!request->item_status[i].ok()) ++context_.stats.items_failed_total;
@@ -196,10 +202,11 @@ void ControlStep::List(ControlRequest* request, int64_t now_ms) {
       cursor = 0;
     }
     const int32_t found =
-        context_.store.List(static_cast<int32_t>(model), &cursor,
+        context_.store.List(static_cast<int32_t>(model), request->tenant, &cursor,
                             absl::MakeSpan(handles).subspan(0, count - request->infos.size()));
     for (int32_t i = 0; i < found; ++i) {
-      request->infos.push_back(InfoOf(handles[i], *context_.store.Find(handles[i]), now_ms));
+      request->infos.push_back(
+          InfoOf(handles[i], *context_.store.Find(handles[i], request->tenant), now_ms));
     }
   }
   const bool is_last = cursor >= cursor_end && (request->model >= 0 || model + 1 >= models);

@@ -70,7 +70,7 @@ DecodeStep::Outcome DecodeStep::Prepare(const BatchItem& batch_item) {
     if (absl::IsResourceExhausted(status)) item.retry_after_ms = kRoomRetryMs;
     return Outcome::kFailed;
   };
-  const absl::StatusOr<cache::SeqIndex> seq = context_.store.Find(item.handle);
+  const absl::StatusOr<cache::SeqIndex> seq = context_.store.Find(item.handle, request.tenant);
   if (!seq.ok()) return fail(seq.status());
 
   if (request.k != nullptr) {

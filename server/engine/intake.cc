@@ -27,8 +27,8 @@ void Intake::Take(Request* requests, int64_t now_ms) {
 }
 
 absl::StatusOr<cache::SeqIndex> Intake::FindOf(const cache::SeqHandle& handle,
-                                               int32_t model) const {
-  absl::StatusOr<cache::SeqIndex> seq = context_.store.Find(handle);
+                                               const Request& request, int32_t model) const {
+  absl::StatusOr<cache::SeqIndex> seq = context_.store.Find(handle, request.tenant);
   if (!seq.ok() || context_.store.Model(*seq) == model) return seq;
   const auto name_of = [this](int32_t m) -> const std::string& {
     return context_.models[m].geometry.name;
@@ -46,7 +46,7 @@ void Intake::TakeDecode(DecodeRequest* request, int64_t now_ms) {
   request->batch_items = 0;
   for (DecodeItem& item : request->items) {
     item.stage = DecodeItem::Stage::kAnswered;
-    const absl::StatusOr<cache::SeqIndex> seq = FindOf(item.handle, request->model);
+    const absl::StatusOr<cache::SeqIndex> seq = FindOf(item.handle, *request, request->model);
     if (seq.ok()) context_.store.Renew(*seq, now_ms);
     if (item.status.ok()) item.status = seq.status();
     if (!item.status.ok()) {
@@ -80,7 +80,7 @@ void Intake::TakeAppend(AppendRequest* request, int64_t now_ms) {
   FP8KVD_CHECK(request->slice_tokens >= 1);
   FP8KVD_CHECK(static_cast<int64_t>(request->slice_digests.size()) == AppendPieces(*request));
   FP8KVD_CHECK(static_cast<int32_t>(request->seq_lens.size()) == request->layers_count);
-  const absl::StatusOr<cache::SeqIndex> seq = FindOf(request->handle, request->model);
+  const absl::StatusOr<cache::SeqIndex> seq = FindOf(request->handle, *request, request->model);
   if (!seq.ok()) {
     answers_->EndWaiting(request, seq.status());
     return;
@@ -97,7 +97,7 @@ void Intake::TakeAppend(AppendRequest* request, int64_t now_ms) {
 void Intake::TakeControl(ControlRequest* request, int64_t now_ms) {
   request->held.clear();
   for (const cache::SeqHandle& handle : request->handles) {
-    const absl::StatusOr<cache::SeqIndex> seq = context_.store.Find(handle);
+    const absl::StatusOr<cache::SeqIndex> seq = context_.store.Find(handle, request->tenant);
     if (!seq.ok()) continue;
     context_.store.Renew(*seq, now_ms);
     context_.store.Hold(*seq);

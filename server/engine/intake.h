@@ -28,7 +28,8 @@ class Intake {
   void TakeDecode(DecodeRequest* request, int64_t now_ms);
   void TakeAppend(AppendRequest* request, int64_t now_ms);
   void TakeControl(ControlRequest* request, int64_t now_ms);
-  absl::StatusOr<cache::SeqIndex> FindOf(const cache::SeqHandle& handle, int32_t model) const;
+  absl::StatusOr<cache::SeqIndex> FindOf(const cache::SeqHandle& handle, const Request& request,
+                                         int32_t model) const;
 
   const StepContext context_;
   Batcher* const batcher_;

@@ -49,6 +49,7 @@ struct Request {
 
   const Kind kind;
   Completion* done = nullptr;
+  cache::TenantId tenant{0};  // who asks: sequences of others are unknown to the request
   TimeUs arrived = 0;
   TimeUs deadline = kNoDeadline;
   std::atomic<bool> cancelled{false};

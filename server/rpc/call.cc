@@ -90,7 +90,7 @@ void Call::RetireIfOver() {
 
 Arrival Call::ArrivalNow() const {
   const engine::TimeUs now = parts().clock->NowUs();
-  return {.arrived = now, .deadline = ToDeadline(now, context_->raw_deadline())};
+  return {.tenant = tenant_, .arrived = now, .deadline = ToDeadline(now, context_->raw_deadline())};
 }
 
 }  // namespace fp8kvd::rpc

@@ -79,6 +79,7 @@ class Call {
 
   MethodSlot* const slot_;
   std::optional<grpc::ServerContext> context_;
+  cache::TenantId tenant_{0};  // who calls
   engine::TimeUs arrived_ = 0;
   bool finishing_ = false;
   bool finished_ = false;

@@ -38,8 +38,9 @@ struct Parts {
   std::atomic<int64_t> calls_open{0};
 };
 
-// When a message came and how long it may take.
+// Whose message it is, when it came, and how long it may take.
 struct Arrival {
+  cache::TenantId tenant{0};
   engine::TimeUs arrived = 0;
   engine::TimeUs deadline = engine::kNoDeadline;
 };
@@ -82,6 +83,7 @@ class Work : public engine::Completion, public Posted {
   // Hands the request to the engine, or says why not.
   absl::Status Submit(engine::Request* request, const Arrival& arrival) {
     request->done = this;
+    request->tenant = arrival.tenant;
     request->arrived = arrival.arrived;
     request->deadline = arrival.deadline;
     absl::Status status = parts_->engine->Submit(request);

@@ -38,7 +38,7 @@ TEST(DecodePath, TakesNoMemoryOnceASequenceExists) {
   const int64_t before = allocations;
   for (int64_t pos = 0; pos < 2000; ++pos) {
     for (int32_t layer = 0; layer < 3; ++layer) {
-      const SeqIndex seq = *store->Find(handle);
+      const SeqIndex seq = *store->Find(handle, TenantId{0});
       store->Hold(seq);
       store->Renew(seq, pos);
       store->Commit(*store->PlanAppend(seq, {.layer = layer, .pos = pos, .n = 1}));
@@ -48,7 +48,7 @@ TEST(DecodePath, TakesNoMemoryOnceASequenceExists) {
     }
   }
   EXPECT_EQ(allocations, before);
-  EXPECT_EQ(store->SeqLen(*store->Find(handle), 2), 2000);
+  EXPECT_EQ(store->SeqLen(*store->Find(handle, TenantId{0}), 2), 2000);
 }
 
 TEST(DecodePath, AnIndexIsUsedAgainWithoutTakingMemory) {
@@ -56,7 +56,7 @@ TEST(DecodePath, AnIndexIsUsedAgainWithoutTakingMemory) {
   SeqHandle handle;
   for (int i = 0; i < 4; ++i) {
     ASSERT_TRUE(store->Create({}, 0, absl::MakeSpan(&handle, 1)).ok());
-    store->Free(*store->Find(handle));
+    store->Free(*store->Find(handle, TenantId{0}));
   }
   const int64_t before = allocations;
   ASSERT_TRUE(store->Create({.expected_tokens = 100}, 0, absl::MakeSpan(&handle, 1)).ok());

@@ -31,7 +31,7 @@ TEST(Handle, OfAFreedSequenceIsNotFound) {
   Store store(PageTokens(4));
   const SeqHandle seq = store.Filled(3);
   store.Free(seq);
-  EXPECT_EQ(store->Find(seq).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(store->Find(seq, TenantId{0}).status().code(), StatusCode::kNotFound);
 }
 
 TEST(Handle, OfAnEarlierUserOfTheIndexIsNotFound) {
@@ -69,7 +69,33 @@ TEST(Handle, EveryRefusalReadsTheSame) {
   ++foreign.incarnation;
   SeqHandle unknown = seq;
   unknown.seq_id = SeqId{99};
-  EXPECT_EQ(store->Find(foreign).status(), store->Find(unknown).status());
+  EXPECT_EQ(store->Find(foreign, TenantId{0}).status(), store->Find(unknown, TenantId{0}).status());
+}
+
+// To one tenant another's sequence is what a stale handle is, word for word; so are its forks.
+TEST(Tenant, AnothersHandleReadsAsAStaleOne) {
+  Store store(PageTokens(4));
+  const SeqHandle seq = store.TryCreate({.tenant = TenantId{1}}).value();
+  const SeqHandle stale = store.Create();
+  store.Free(stale);
+  SeqHandle child;
+  ASSERT_TRUE(
+      store->Fork(*store->Find(seq, TenantId{1}), {}, store.now_ms, absl::MakeSpan(&child, 1))
+          .ok());
+  for (const SeqHandle& handle : {seq, child}) {
+    EXPECT_TRUE(store->Find(handle, TenantId{1}).ok());
+    EXPECT_EQ(store->Find(handle, TenantId{0}).status(), store->Find(stale, TenantId{0}).status());
+  }
+}
+
+TEST(Tenant, ListGivesOnesOwn) {
+  Store store(PageTokens(4));
+  store.Create();
+  const SeqHandle seq = store.TryCreate({.tenant = TenantId{1}}).value();
+  uint32_t cursor = 0;
+  std::vector<SeqHandle> listed(4);
+  ASSERT_EQ(store->List(0, TenantId{1}, &cursor, absl::MakeSpan(listed)), 1);
+  EXPECT_EQ(listed[0], seq);
 }
 
 TEST(Create, ManyAreAllOrNone) {
@@ -273,7 +299,7 @@ TEST(List, GivesEverySequenceOfAModelOnceInParts) {
   uint32_t cursor = 0;
   for (int calls = 0; cursor < 16 && calls < 16; ++calls) {
     std::vector<SeqHandle> part(3);
-    part.resize(static_cast<size_t>(store->List(1, &cursor, absl::MakeSpan(part))));
+    part.resize(static_cast<size_t>(store->List(1, TenantId{0}, &cursor, absl::MakeSpan(part))));
     listed.insert(listed.end(), part.begin(), part.end());
   }
   EXPECT_EQ(listed, of_model_1);

@@ -73,8 +73,8 @@ class Store {
 
   SeqStore* operator->() { return store_.get(); }
   SeqStore& operator*() { return *store_; }
-  SeqIndex At(const SeqHandle& seq) const { return *store_->Find(seq); }
-  bool Has(const SeqHandle& seq) const { return store_->Find(seq).ok(); }
+  SeqIndex At(const SeqHandle& seq) const { return *store_->Find(seq, TenantId{0}); }
+  bool Has(const SeqHandle& seq) const { return store_->Find(seq, TenantId{0}).ok(); }
 
   absl::StatusOr<SeqHandle> TryCreate(const CreateArgs& args) {
     SeqHandle handle;

@@ -104,7 +104,7 @@ std::string StoreDriver::Create() {
   for (const SeqHandle& handle : handles) {
     ModelSeq seq = model_.NewSeq(args.model);
     seq.handle = handle;
-    seq.index = *store_->Find(handle);
+    seq.index = *store_->Find(handle, TenantId{0});
     seq.expected_tokens = args.expected_tokens;
     seq.ttl_ms = args.ttl_ms;
     seq.lease_end_ms = now_ms_ + args.ttl_ms;
@@ -138,7 +138,7 @@ std::string StoreDriver::Fork() {
   for (const SeqHandle& handle : handles) {
     ModelSeq child = parent;
     child.handle = handle;
-    child.index = *store_->Find(handle);
+    child.index = *store_->Find(handle, TenantId{0});
     child.expected_tokens = args.expected_tokens;
     child.ttl_ms = args.ttl_ms;
     child.lease_end_ms = now_ms_ + args.ttl_ms;
@@ -270,7 +270,7 @@ std::string StoreDriver::Free() {
   ModelSeq* seq = AnySeq();
   if (seq == nullptr) return "";
   store_->Free(seq->index);
-  if (store_->Find(seq->handle).ok()) return "a freed sequence is found";
+  if (store_->Find(seq->handle, TenantId{0}).ok()) return "a freed sequence is found";
   seq->freed = true;
   if (seq->holds == 0) Forget(static_cast<size_t>(seq - seqs_.data()));
   return "";
@@ -328,7 +328,8 @@ std::string StoreDriver::FindStale() {
     handle = seqs_[0].handle;
     ++handle.incarnation;
   }
-  return Answer("find stale", store_->Find(handle).status().code(), StatusCode::kNotFound);
+  return Answer("find stale", store_->Find(handle, TenantId{0}).status().code(),
+                StatusCode::kNotFound);
 }
 
 std::string StoreDriver::Visible() {
@@ -369,7 +370,8 @@ std::string StoreDriver::CompareGroup(const ModelSeq& seq, size_t group) const {
 }
 
 std::string StoreDriver::CompareSeq(const ModelSeq& seq) const {
-  if (store_->Find(seq.handle).ok() == seq.freed) return "found though freed, or the reverse";
+  if (store_->Find(seq.handle, TenantId{0}).ok() == seq.freed)
+    return "found though freed, or the reverse";
   for (size_t g = 0; g < seq.gone_before.size(); ++g) {
     std::string fault = CompareGroup(seq, g);
     if (!fault.empty()) return fault;
