@@ -13,7 +13,7 @@ constexpr int32_t kStagingRetryMs = 5;
 
 absl::Status NoSlices() {
   return absl::InvalidArgumentError(
-      "the message cannot be read, it may be compressed wrongly; send it uncompressed");
+      "the message cannot be read; send it uncompressed, as protobuf encodes it");
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace fp8kvd::rpc {
 // A message's slices, held while its tensors are read in place.
 class MessageSlices {
  public:
-  // False where gRPC cannot give them (a compressed message that does not inflate).
+  // False where gRPC cannot give them.
   bool Take(grpc::ByteBuffer* message);
   absl::Span<const translate::Piece> pieces() const { return pieces_; }
   void Drop();

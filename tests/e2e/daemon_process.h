@@ -83,6 +83,7 @@ class Process {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
+  pid_t pid() const { return pid_; }
   void Kill(int signal) const { kill(pid_, signal); }
 
   bool HasExited() {
