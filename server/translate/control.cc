@@ -64,11 +64,10 @@ absl::StatusOr<ControlRequestPtr> WithHandles(Op op, const Handles& handles) {
 
 template <typename Response>
 void AddItemErrors(const engine::ControlRequest& from, Response* to) {
+  ItemErrors errors(ItemErrors::kTextBytesMin);
   for (size_t i = 0; i < from.item_status.size(); ++i) {
     if (from.item_status[i].ok()) continue;
-    v1::ItemError* error = to->add_item_errors();
-    error->set_index(static_cast<uint32_t>(i));
-    *error->mutable_error() = ToError(from.item_status[i], /*retry_after_ms=*/0);
+    *to->add_item_errors() = errors.Next(i, from.item_status[i], /*retry_after_ms=*/0);
   }
 }
 

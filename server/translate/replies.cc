@@ -50,12 +50,12 @@ grpc::ByteBuffer DecodeReply(const DecodeMessage& message) {
   const engine::DecodeRequest& request = message.request();
   v1::DecodeResponse rest;  // everything but the tensors
   rest.set_request_id(message.request_id());
+  const int64_t out_bytes = message.tokens() * message.out_row_bytes();
+  ItemErrors errors(ItemErrors::kTextBytesMin + out_bytes);
   for (size_t i = 0; i < request.items.size(); ++i) {
     const engine::DecodeItem& item = request.items[i];
     if (item.status.ok()) continue;
-    v1::ItemError* error = rest.add_item_errors();
-    error->set_index(static_cast<uint32_t>(i));
-    *error->mutable_error() = ToError(item.status, item.retry_after_ms);
+    *rest.add_item_errors() = errors.Next(i, item.status, item.retry_after_ms);
   }
   if (request.batch_items > 0) {
     v1::StepTimings* timings = rest.mutable_timings();
@@ -64,7 +64,6 @@ grpc::ByteBuffer DecodeReply(const DecodeMessage& message) {
     timings->set_batch_items(static_cast<uint32_t>(request.batch_items));
   }
   const int64_t lse_row_bytes = message.q_heads() * static_cast<int64_t>(sizeof(float));
-  const int64_t out_bytes = message.tokens() * message.out_row_bytes();
   const int64_t lse_bytes = request.lse == nullptr ? 0 : message.tokens() * lse_row_bytes;
   const size_t rest_bytes = rest.ByteSizeLong();
   const size_t size =

@@ -65,4 +65,13 @@ v1::Error ToError(const absl::Status& status, int32_t retry_after_ms) {
   return error;
 }
 
+v1::ItemError ItemErrors::Next(size_t index, const absl::Status& status, int32_t retry_after_ms) {
+  v1::ItemError error;
+  error.set_index(static_cast<uint32_t>(index));
+  *error.mutable_error() = ToError(status, retry_after_ms);
+  if (text_bytes_left_ <= 0) error.mutable_error()->set_message("see the items before");
+  text_bytes_left_ -= static_cast<int64_t>(error.error().message().size());
+  return error;
+}
+
 }  // namespace fp8kvd::translate

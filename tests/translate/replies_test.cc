@@ -120,6 +120,18 @@ TEST(Status, ALongTextIsCutBelowWhatClientsAccept) {
   EXPECT_LT(ToGrpc(status, 0).error_message().size(), 8192U / 3);
 }
 
+TEST(ItemErrors, ManyHaveTheirCodesAndTheFirstTheirTexts) {
+  ItemErrors errors(/*text_bytes_max=*/100);
+  const absl::Status status = absl::NotFoundError(std::string(40, 'x'));
+  for (size_t i = 0; i < 1000; ++i) {
+    const v1::ItemError error = errors.Next(i, status, /*retry_after_ms=*/7);
+    EXPECT_EQ(error.index(), i);
+    EXPECT_EQ(error.error().code(), 5);
+    EXPECT_EQ(error.error().retry_after_ms(), 7U);
+    EXPECT_EQ(error.error().message(), i < 3 ? status.message() : "see the items before") << i;
+  }
+}
+
 // google.rpc.Status and RetryInfo, read as any client's protobuf would read unknown messages.
 TEST(Status, DetailsAreARetryInfo) {
   const std::string details = StatusDetails(absl::ResourceExhaustedError("full"), 1250);
