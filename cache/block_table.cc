@@ -193,6 +193,7 @@ void BlockTable::Reclaim(int64_t page_no, int64_t kept) {
   for (int64_t i = first_page_; i < std::min(page_no, end_page()); ++i) {
     const PageId page_id = page(i);
     TakeOut(i);
+    pool_->CountEviction();
     if (kept > 0 && pool_->owners(page_id) == 1) {
       --kept;
     } else {

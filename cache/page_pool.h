@@ -54,6 +54,9 @@ class PagePool {
   int64_t pages_free() const { return pages_free_; }
   int64_t pages_used() const { return pages_total() - pages_free(); }
   int64_t pages_reserved() const { return claims_total_ - pages_covered_; }
+  // Pages that sequences gave up because a window had passed them, so far.
+  void CountEviction() { ++evictions_total_; }
+  int64_t evictions_total() const { return evictions_total_; }
   int64_t pages_unreserved() const { return pages_free() - pages_reserved(); }
 
  private:
@@ -70,6 +73,7 @@ class PagePool {
   size_t free_begin_ = 0;
   int64_t pages_free_ = 0;
   int64_t claims_total_ = 0;
+  int64_t evictions_total_ = 0;
   int64_t pages_covered_ = 0;  // pages with covered()
   std::function<void(PageId)> on_page_freed_;
 };

@@ -438,7 +438,8 @@ PoolStat SeqStore::Pool(int32_t model, int32_t group) const {
   return {.pages_total = pool.pages_total(),
           .pages_used = pool.pages_used(),
           .pages_free = pool.pages_free(),
-          .pages_reserved = pool.pages_reserved()};
+          .pages_reserved = pool.pages_reserved(),
+          .evictions_total = pool.evictions_total()};
 }
 
 }  // namespace fp8kvd::cache

@@ -73,7 +73,8 @@ struct PoolStat {
   int64_t pages_total = 0;
   int64_t pages_used = 0;
   int64_t pages_free = 0;
-  int64_t pages_reserved = 0;  // of the free ones, promised to sequences
+  int64_t pages_reserved = 0;   // of the free ones, promised to sequences
+  int64_t evictions_total = 0;  // pages that windows have passed, so far
 };
 
 class SeqStore {

@@ -31,6 +31,7 @@ struct DeviceInfo {
   // Launches are queued and return within microseconds: any thread can afford to make one.
   bool returns_at_once = false;
   int32_t threads = 1;  // that share the work of a launch made inside the call
+  std::string pci_bus_id = {};  // of a GPU, as its driver's tools take it; else empty
 };
 
 // A place in the order of a backend's work; fences pass in the order in which they were taken.

@@ -188,13 +188,29 @@ std::string StatusPage(const Parts& parts) {
 
 absl::Status StartDoors(const config::Loaded& loaded, Parts* parts) {
   ops::MetricLabels labels{.version = kVersion,
+                           .compiler = kCompiler,
                            .incarnation = absl::StrCat(absl::Hex(parts->catalog.incarnation)),
                            .device = parts->catalog.device_kind,
+                           .device_name = parts->catalog.device_name,
+                           .has_cuda = kHasCuda,
                            .models = {}};
   for (const translate::CatalogModel& model : parts->catalog.models) {
-    labels.models.push_back(model.geometry.name);
+    labels.models.push_back({.name = model.geometry.name, .group_precisions = {}});
+    for (const LayerGroup& group : model.geometry.groups) {
+      labels.models.back().group_precisions.emplace_back(config::PrecisionName(group.precision));
+    }
   }
   parts->metrics.SetEngine(std::move(labels), [parts] { return parts->engine->stats(); });
+  const std::string pci_bus_id = parts->device.backend->Device().pci_bus_id;
+  if (!pci_bus_id.empty()) {
+    absl::StatusOr<std::unique_ptr<ops::Nvml>> nvml =
+        ops::Nvml::Open(ops::Nvml::kLibrary, pci_bus_id);
+    if (nvml.ok()) {
+      parts->metrics.SetGpu(*std::move(nvml));
+    } else {
+      spdlog::warn("{}", std::string(nvml.status().message()));
+    }
+  }
   const config::ServerOptions& options = loaded.options.server;
   rpc::Planner planner{.policy = loaded.options.policy, .models = loaded.options.models};
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -167,6 +168,11 @@ DeviceInfo CudaBackend::Device() const {
   info.returns_at_once = true;
   info.name = std::string(properties_.name) + " (sm_" + std::to_string(properties_.major) +
               std::to_string(properties_.minor) + ", kernels of sm_" + std::to_string(sm_) + ")";
+  char bus_id[32];
+  std::snprintf(
+      bus_id, sizeof(bus_id), "%08x:%02x:%02x.0", static_cast<unsigned>(properties_.pciDomainID),
+      static_cast<unsigned>(properties_.pciBusID), static_cast<unsigned>(properties_.pciDeviceID));
+  info.pci_bus_id = bus_id;
   size_t free = 0;
   size_t total = 0;
   if (cudaMemGetInfo(&free, &total) == cudaSuccess) {

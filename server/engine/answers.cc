@@ -101,6 +101,8 @@ void Answers::Publish() {
     pool.pages_total = now.pages_total;
     pool.pages_used = now.pages_used;
     pool.pages_free = now.pages_free;
+    pool.pages_reserved = now.pages_reserved;
+    pool.page_evictions_total = static_cast<uint64_t>(now.evictions_total);
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   published_ = stats;

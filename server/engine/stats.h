@@ -47,6 +47,8 @@ struct PoolStats {
   int64_t pages_total = 0;
   int64_t pages_used = 0;
   int64_t pages_free = 0;
+  int64_t pages_reserved = 0;         // of the free ones, promised to sequences
+  uint64_t page_evictions_total = 0;  // pages that sequences gave up, a window having passed them
 };
 
 struct EngineStats {

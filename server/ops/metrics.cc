@@ -45,6 +45,17 @@ class Families {
       metric.histogram.bucket.push_back({cumulative, static_cast<double>(uint64_t{1} << i) * unit});
     }
   }
+  void Observe(const char* name, const char* help, const LatencyCounts& from, Labels labels) {
+    ClientMetric& metric = Add(name, help, MetricType::Histogram, std::move(labels));
+    metric.histogram.sample_count = from.count;
+    metric.histogram.sample_sum = static_cast<double>(from.sum_us) * kMicro;
+    uint64_t cumulative = 0;
+    for (size_t i = 0; i < kLatencyBoundsUs.size(); ++i) {
+      cumulative += from.counts[i];
+      const double bound = static_cast<double>(kLatencyBoundsUs[i]) / 1e6;  // prints as written
+      metric.histogram.bucket.push_back({cumulative, bound});
+    }
+  }
   std::string Text() const { return prometheus::TextSerializer().Serialize(families_); }
 
  private:
@@ -109,11 +120,27 @@ void AddWork(const engine::EngineStats& stats, Families* out) {
                stats.append_queue_us, kMicro);
 }
 
-void AddState(const engine::EngineStats& stats, const MetricLabels& labels, Families* out) {
-  out->Gauge("fp8kvd_info", "Always 1.", 1,
+void AddIdentity(const MetricLabels& labels, Families* out) {
+  out->Gauge("fp8kvd_build_info", "What was built. Always 1.", 1,
+             {{"version", labels.version},
+              {"compiler", labels.compiler},
+              {"cuda", labels.has_cuda ? "yes" : "no"}});
+  out->Gauge("fp8kvd_info", "What runs. Always 1.", 1,
              {{"version", labels.version},
               {"incarnation", labels.incarnation},
-              {"device", labels.device}});
+              {"device", labels.device},
+              {"device_name", labels.device_name}});
+  for (const MetricLabels::Model& model : labels.models) {
+    for (size_t group = 0; group < model.group_precisions.size(); ++group) {
+      out->Gauge("fp8kvd_layer_group_info", "How a layer group stores K and V. Always 1.", 1,
+                 {{"model", model.name},
+                  {"group", std::to_string(group)},
+                  {"precision", model.group_precisions[group]}});
+    }
+  }
+}
+
+void AddState(const engine::EngineStats& stats, const MetricLabels& labels, Families* out) {
   out->Gauge("fp8kvd_queue_items", "Items taken and not yet answered.",
              static_cast<double>(stats.queue_items));
   out->Gauge("fp8kvd_launches_inflight", "Launches that the device has not finished.",
@@ -126,13 +153,20 @@ void AddState(const engine::EngineStats& stats, const MetricLabels& labels, Fami
                {{"state", state}});
   }
   for (const engine::PoolStats& pool : stats.pools) {
+    const Labels group = {{"model", labels.models[pool.model].name},
+                          {"group", std::to_string(pool.group)}};
     for (const auto& [state, pages] :
          {std::pair("used", pool.pages_used), std::pair("free", pool.pages_free)}) {
+      Labels with_state = group;
+      with_state.push_back({"state", state});
       out->Gauge("fp8kvd_pages", "Pages of a layer group's pool.", static_cast<double>(pages),
-                 {{"model", labels.models[pool.model]},
-                  {"group", std::to_string(pool.group)},
-                  {"state", state}});
+                 std::move(with_state));
     }
+    out->Gauge("fp8kvd_pages_reserved", "Of the free pages, those promised to sequences.",
+               static_cast<double>(pool.pages_reserved), group);
+    out->Count("fp8kvd_page_evictions_total",
+               "Pages that sequences gave up because a sliding window had passed them.",
+               pool.page_evictions_total, group);
   }
   out->Gauge("fp8kvd_draining", "1 once SIGTERM was seen.", stats.draining ? 1 : 0);
 }
@@ -140,7 +174,7 @@ void AddState(const engine::EngineStats& stats, const MetricLabels& labels, Fami
 void AddModels(const engine::EngineStats& stats, const MetricLabels& labels, Families* out) {
   for (size_t i = 0; i < stats.models.size(); ++i) {
     const engine::ModelStats& model = stats.models[i];
-    const Labels name = {{"model", labels.models[i]}};
+    const Labels name = {{"model", labels.models[i].name}};
     out->Count("fp8kvd_decode_requests_total", "Decodes of one layer.", model.decode_requests_total,
                name);
     out->Count("fp8kvd_decode_rows_total", "Their rows.", model.decode_rows_total, name);
@@ -153,15 +187,16 @@ void AddModels(const engine::EngineStats& stats, const MetricLabels& labels, Fam
   }
 }
 
-}  // namespace
-
-void MethodMetrics::Observe(int code, int64_t elapsed_us) {
-  constexpr auto kRelaxed = std::memory_order_relaxed;
-  calls_[code >= 0 && code < kCodes ? code : 2].fetch_add(1, kRelaxed);
-  const uint64_t us = static_cast<uint64_t>(std::max<int64_t>(elapsed_us, 0));
-  buckets_[engine::Histogram::BucketOf(us)].fetch_add(1, kRelaxed);
-  sum_us_.fetch_add(us, kRelaxed);
+void AddGpu(const GpuReading& gpu, Families* out) {
+  out->Gauge("fp8kvd_gpu_memory_bytes", "Memory of the GPU, whoever uses it.",
+             static_cast<double>(gpu.memory_bytes_used), {{"state", "used"}});
+  out->Gauge("fp8kvd_gpu_memory_bytes", "", static_cast<double>(gpu.memory_bytes_free),
+             {{"state", "free"}});
+  out->Gauge("fp8kvd_gpu_utilization_ratio",
+             "Part of the driver's last sample period in which a kernel ran.", gpu.busy_ratio);
 }
+
+}  // namespace
 
 MethodMetrics* Metrics::Method(const std::string& name) {
   for (const std::unique_ptr<MethodMetrics>& method : methods_) {
@@ -177,31 +212,53 @@ void Metrics::SetEngine(MetricLabels labels, std::function<engine::EngineStats()
   stats_ = std::move(stats);
 }
 
+CallTotals Metrics::Calls() const {
+  CallTotals totals;
+  for (const std::unique_ptr<MethodMetrics>& method : methods_) {
+    totals.received_bytes += method->received_bytes_.load(std::memory_order_relaxed);
+    totals.sent_bytes += method->sent_bytes_.load(std::memory_order_relaxed);
+    LatencyCounts all;
+    for (const LatencyHistogram& of_code : method->by_code_) of_code.AddTo(&all);
+    LatencyCounts answered;
+    method->by_code_[0].AddTo(&answered);
+    totals.calls += all.count;
+    totals.calls_failed += all.count - std::min(all.count, answered.count);
+    if (method->name_ == "Decode") totals.decode = answered;
+  }
+  return totals;
+}
+
 std::string Metrics::Scrape() const {
   Families families;
   for (const std::unique_ptr<MethodMetrics>& method : methods_) {
-    engine::Histogram seconds;
-    for (int32_t i = 0; i < engine::Histogram::kBuckets; ++i) {
-      seconds.counts[i] = method->buckets_[i].load(std::memory_order_relaxed);
-      seconds.count += seconds.counts[i];
+    const Labels name = {{"method", method->name_}};
+    for (size_t code = 0; code < MethodMetrics::kCodes; ++code) {
+      LatencyCounts counts;
+      method->by_code_[code].AddTo(&counts);
+      if (counts.count == 0) continue;
+      const Labels labels = {{"method", method->name_}, {"code", kCodeNames[code]}};
+      families.Count("fp8kvd_calls_total", "Calls and streams that ended.", counts.count, labels);
+      families.Observe("fp8kvd_call_seconds", "From a call's arrival to its status.", counts,
+                       labels);
     }
-    seconds.sum = method->sum_us_.load(std::memory_order_relaxed);
-    if (seconds.count == 0) continue;
-    for (int code = 0; code < MethodMetrics::kCodes; ++code) {
-      const uint64_t calls = method->calls_[code].load(std::memory_order_relaxed);
-      if (calls == 0) continue;
-      families.Count("fp8kvd_calls_total", "Calls and streams that ended.", calls,
-                     {{"method", method->name_}, {"code", kCodeNames[code]}});
-    }
-    families.Observe("fp8kvd_call_seconds", "From a call's arrival to its status.", seconds, kMicro,
-                     {{"method", method->name_}});
+    const uint64_t received = method->received_bytes_.load(std::memory_order_relaxed);
+    const uint64_t sent = method->sent_bytes_.load(std::memory_order_relaxed);
+    if (received == 0 && sent == 0) continue;
+    families.Count("fp8kvd_call_received_bytes_total", "Bytes of messages received.", received,
+                   name);
+    families.Count("fp8kvd_call_sent_bytes_total", "Bytes of messages sent.", sent, name);
   }
   if (stats_ != nullptr) {
     const engine::EngineStats stats = stats_();
+    AddIdentity(labels_, &families);
     AddState(stats, labels_, &families);
     AddRequests(stats, &families);
     AddWork(stats, &families);
     AddModels(stats, labels_, &families);
+  }
+  if (nvml_ != nullptr) {
+    const absl::StatusOr<GpuReading> gpu = nvml_->Read();
+    if (gpu.ok()) AddGpu(*gpu, &families);
   }
   return families.Text();
 }

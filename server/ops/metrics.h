@@ -1,46 +1,74 @@
 // server/ops/metrics.h: everything that Prometheus may ask: calls by method and code with their
-// latencies, and the engine's counters as of the scrape. Names start with fp8kvd_, units are base
-// units.
+// latencies, the engine's counters and the GPU's as of the scrape. Names start with fp8kvd_, units
+// are base units; labels are names of methods, codes, models and the like, never a client's words.
 //
 // Promises: one scrape sees one copy of the engine's stats, so sums over them hold
 //   (fp8kvd_pages{state="used"} + {state="free"} is the pool's total).
-// Threads: any. Observe takes no lock.
+// Threads: any. What calls count with takes no lock.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/engine/stats.h"
+#include "server/ops/buckets.h"
+#include "server/ops/nvml.h"
 
 namespace fp8kvd::ops {
 
-// Calls of one rpc method.
+// Calls of one rpc method. Whatever clients do, its series are as many as gRPC has codes and
+// buckets.
 class MethodMetrics {
  public:
-  static constexpr int kCodes = 17;  // of gRPC
+  static constexpr size_t kCodes = 17;  // of gRPC
 
   // A call ended with this gRPC code after so long.
-  void Observe(int code, int64_t elapsed_us);
+  void Observe(int code, int64_t elapsed_us) {
+    const auto index = static_cast<size_t>(code);  // a negative one is large
+    by_code_[index < kCodes ? index : kUnknown].Observe(elapsed_us);
+  }
+  // Bytes of messages, as they are in gRPC's hands.
+  void Received(uint64_t bytes) { received_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  void Sent(uint64_t bytes) { sent_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 
  private:
   friend class Metrics;
+  static constexpr size_t kUnknown = 2;
   std::string name_;
-  std::array<std::atomic<uint64_t>, kCodes> calls_{};
-  std::array<std::atomic<uint64_t>, engine::Histogram::kBuckets> buckets_{};
-  std::atomic<uint64_t> sum_us_{0};
+  std::array<LatencyHistogram, kCodes> by_code_;
+  std::atomic<uint64_t> received_bytes_{0};
+  std::atomic<uint64_t> sent_bytes_{0};
+};
+
+// Calls of all methods since the start.
+struct CallTotals {
+  uint64_t calls = 0;
+  uint64_t calls_failed = 0;  // other than OK
+  uint64_t received_bytes = 0;
+  uint64_t sent_bytes = 0;
+  LatencyCounts decode;  // of unary Decodes that ended with OK
 };
 
 // What does not change while the daemon runs, and names for the indices of EngineStats.
 struct MetricLabels {
-  std::string version;
-  std::string incarnation;
-  std::string device;
-  std::vector<std::string> models;
+  struct Model {
+    std::string name;
+    std::vector<std::string> group_precisions;
+  };
+  std::string version = {};
+  std::string compiler = {};
+  std::string incarnation = {};
+  std::string device = {};  // "cpu", "cuda"
+  std::string device_name = {};
+  bool has_cuda = false;  // of the build
+  std::vector<Model> models;
 };
 
 class Metrics {
@@ -50,6 +78,10 @@ class Metrics {
 
   // Where a scrape gets the engine's numbers; before that it has only the calls'. Once, at start.
   void SetEngine(MetricLabels labels, std::function<engine::EngineStats()> stats);
+  // Where it gets the GPU's; before that, and where it fails, there are none. Once, at start.
+  void SetGpu(std::unique_ptr<Nvml> nvml) { nvml_ = std::move(nvml); }
+
+  CallTotals Calls() const;
 
   // The text of a scrape.
   std::string Scrape() const;
@@ -58,6 +90,7 @@ class Metrics {
   std::vector<std::unique_ptr<MethodMetrics>> methods_;
   MetricLabels labels_;
   std::function<engine::EngineStats()> stats_;
+  std::unique_ptr<Nvml> nvml_;
 };
 
 }  // namespace fp8kvd::ops

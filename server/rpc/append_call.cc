@@ -51,6 +51,7 @@ void AppendCall::ReadMore() {
 void AppendCall::OnRead(bool ok) {
   reading_ = false;
   if (!ok) read_all_ = true;
+  if (ok) slot().metrics->Received(message_.Length());
   if (ok && failure_.ok()) PrepareChunk();
   FinishIfOver();
   RetireIfOver();
@@ -142,6 +143,7 @@ void AppendCall::FinishIfOver() {
   }
   if (!read_all_ || ready_ != nullptr) return;
   reply_ = translate::Serialize(response_);
+  slot().metrics->Sent(reply_.Length());
   reader_->Finish(reply_, grpc::Status::OK, Finishing(grpc::Status::OK, 0));
 }
 

@@ -68,6 +68,7 @@ void StreamCall::BeginMessage() {
   Flight* const flight = TakeFlight();
   flight->bytes = static_cast<int64_t>(message_.Length());
   bytes_held_ += flight->bytes;
+  slot().metrics->Received(static_cast<uint64_t>(flight->bytes));
   if (flight->job->Begin(&message_, ArrivalNow()) == Job::Next::kLater) {
     flight->waiting = true;
   } else {
@@ -112,6 +113,7 @@ void StreamCall::WriteMore() {
     return;
   }
   writing_ = true;
+  slot().metrics->Sent(static_cast<uint64_t>(replies_.front().flight->bytes));
   stream_->Write(replies_.front().bytes, &on_written_);
 }
 

@@ -14,6 +14,7 @@ void UnaryCall::Request(Event* arrived) {
 }
 
 void UnaryCall::OnArrived() {
+  slot().metrics->Received(message_.Length());
   if (job_->Begin(&message_, ArrivalNow()) == Job::Next::kAnswer) {
     Reply();
   } else {
@@ -36,6 +37,7 @@ void UnaryCall::Reply() {
     FinishWith(status, job_->retry_after_ms());
     return;
   }
+  slot().metrics->Sent(reply_.Length());
   Event* const finished = Finishing(grpc::Status::OK, /*retry_after_ms=*/0);
   writer_->Finish(reply_, grpc::Status::OK, finished);
 }

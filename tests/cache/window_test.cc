@@ -54,6 +54,7 @@ TEST(Window, BulkAppendsReclaimAsTheyGo) {
   const SeqHandle seq = store.Create();
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(store.Append(seq, 7).ok()) << i;
   EXPECT_LE(store.Pool().pages_used, 3);
+  EXPECT_EQ(store.Pool().evictions_total, 700 / 4 - store.Pool().pages_used);
 }
 
 TEST(Window, OneAppendMayBringWindowPlusSlackTokens) {

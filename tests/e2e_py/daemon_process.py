@@ -17,7 +17,7 @@ STOP_S = 30
 class DaemonProcess:
     """One process; `config` is a textproto. stop() ends it by SIGTERM and gives its exit code."""
 
-    def __init__(self, config, flags=(), port=0):
+    def __init__(self, config, flags=(), port=0, http_address=""):
         self._directory = tempfile.TemporaryDirectory(prefix="fp8kvd_e2e_")
         directory = pathlib.Path(self._directory.name)
         (directory / "config.textproto").write_text(config)
@@ -26,7 +26,7 @@ class DaemonProcess:
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 [BIN / "fp8kvd", f"--config={directory}/config.textproto", "--device=cpu",
-                 f"--listen_address=127.0.0.1:{port}", "--http_address=",
+                 f"--listen_address=127.0.0.1:{port}", f"--http_address={http_address}",
                  f"--port_file={port_file}", *flags],
                 stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         self.port = self._wait_for_port(port_file)

@@ -49,8 +49,8 @@ CONFIG = ("policy { allow_fp8_kv: true }\ncache { poison_freed_pages: true }\n"
 class Daemon(DaemonProcess):
     """The process with a stub for it."""
 
-    def __init__(self, config=CONFIG, flags=()):
-        super().__init__(config, flags)
+    def __init__(self, config=CONFIG, flags=(), http_address=""):
+        super().__init__(config, flags, http_address=http_address)
         self.channel = grpc.insecure_channel(
             self.address, options=[("grpc.max_receive_message_length", -1),
                                    ("grpc.max_send_message_length", -1)])

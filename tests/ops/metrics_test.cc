@@ -11,21 +11,46 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-TEST(Metrics, CountsCallsByMethodAndCode) {
+TEST(Metrics, CountsCallsByMethodAndCodeInTheBucketsOfGrpc) {
   Metrics metrics;
   MethodMetrics* const decode = metrics.Method("Decode");
   EXPECT_EQ(metrics.Method("Decode"), decode);
-  decode->Observe(0, 3);
-  decode->Observe(0, 5);
-  decode->Observe(8, 2000000);
+  decode->Observe(0, 10);  // on the bound: within
+  decode->Observe(0, 11);
+  decode->Observe(8, 200'000'000);
   metrics.Method("Append");  // never called: not shown
   const std::string text = metrics.Scrape();
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_calls_total{method="Decode",code="OK"} 2)"));
   EXPECT_THAT(text, HasSubstr(R"(code="RESOURCE_EXHAUSTED"} 1)"));
-  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_call_seconds_bucket{method="Decode",le="4e-06"} 1)"));
-  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_call_seconds_bucket{method="Decode",le="8e-06"} 2)"));
-  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_call_seconds_count{method="Decode"} 3)"));
+  const std::string bucket = R"(fp8kvd_call_seconds_bucket{method="Decode",code="OK",le=)";
+  EXPECT_THAT(text, HasSubstr(bucket + "\"1e-05\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr(bucket + "\"5e-05\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr(bucket + "\"0.0003\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr(R"(code="RESOURCE_EXHAUSTED",le="100"} 0)"));
+  EXPECT_THAT(text, HasSubstr(R"(code="RESOURCE_EXHAUSTED",le="+Inf"} 1)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_call_seconds_count{method="Decode",code="OK"} 2)"));
   EXPECT_THAT(text, Not(HasSubstr("Append")));
+}
+
+TEST(Metrics, CountsBytesByMethodAndAllCalls) {
+  Metrics metrics;
+  MethodMetrics* const decode = metrics.Method("Decode");
+  MethodMetrics* const append = metrics.Method("Append");
+  decode->Received(100);
+  decode->Sent(40);
+  decode->Observe(0, 7);
+  append->Received(5);
+  append->Observe(3, 9);
+  const std::string text = metrics.Scrape();
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_call_received_bytes_total{method="Decode"} 100)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_call_sent_bytes_total{method="Decode"} 40)"));
+  const CallTotals totals = metrics.Calls();
+  EXPECT_EQ(totals.received_bytes, 105U);
+  EXPECT_EQ(totals.sent_bytes, 40U);
+  EXPECT_EQ(totals.calls, 2U);
+  EXPECT_EQ(totals.calls_failed, 1U);
+  EXPECT_EQ(totals.decode.count, 1U);
+  EXPECT_EQ(totals.decode.sum_us, 7U);
 }
 
 TEST(Metrics, ACodeOutsideOfGrpcsIsUnknown) {
@@ -37,28 +62,53 @@ TEST(Metrics, ACodeOutsideOfGrpcsIsUnknown) {
 TEST(Metrics, AScrapeIsOneCopyOfTheEngine) {
   Metrics metrics;
   int copies = 0;
-  metrics.SetEngine(
-      {.version = "1", .incarnation = "a", .device = "cpu", .models = {"m"}}, [&copies] {
-        ++copies;
-        engine::EngineStats stats;
-        stats.seqs = 4;
-        stats.staging_slots_used = 3;
-        stats.staging_slots_total = 10;
-        stats.pools.push_back(
-            {.model = 0, .group = 0, .pages_total = 12, .pages_used = 5, .pages_free = 7});
-        stats.models.emplace_back();
-        stats.models[0].kv_bytes_read_total = 99;
-        stats.batch_rows.Observe(8);
-        return stats;
-      });
+  metrics.SetEngine({.version = "1",
+                     .incarnation = "a",
+                     .device = "cpu",
+                     .models = {{.name = "m", .group_precisions = {"fp8_kv"}}}},
+                    [&copies] {
+                      ++copies;
+                      engine::EngineStats stats;
+                      stats.seqs = 4;
+                      stats.staging_slots_used = 3;
+                      stats.staging_slots_total = 10;
+                      stats.pools.push_back({.model = 0,
+                                             .group = 0,
+                                             .pages_total = 12,
+                                             .pages_used = 5,
+                                             .pages_free = 7,
+                                             .pages_reserved = 2,
+                                             .page_evictions_total = 11});
+                      stats.models.emplace_back();
+                      stats.models[0].kv_bytes_read_total = 99;
+                      stats.batch_rows.Observe(8);
+                      return stats;
+                    });
   const std::string text = metrics.Scrape();
   EXPECT_EQ(copies, 1);
   EXPECT_THAT(text, HasSubstr("fp8kvd_seqs 4\n"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_pages{model="m",group="0",state="used"} 5)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_pages{model="m",group="0",state="free"} 7)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_pages_reserved{model="m",group="0"} 2)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_page_evictions_total{model="m",group="0"} 11)"));
+  EXPECT_THAT(text,
+              HasSubstr(R"(fp8kvd_layer_group_info{model="m",group="0",precision="fp8_kv"} 1)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_staging_slots{state="free"} 7)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_kv_read_bytes_total{model="m"} 99)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_batch_rows_bucket{le="8"} 1)"));
+}
+
+// Cardinality: what clients do can add no series beyond gRPC's codes.
+TEST(Metrics, SeriesAreBoundedWhateverCodesComeIn) {
+  Metrics metrics;
+  MethodMetrics* const decode = metrics.Method("Decode");
+  for (int code = -300; code < 300; ++code) decode->Observe(code, code);
+  const std::string text = metrics.Scrape();
+  size_t lines = 0;
+  for (size_t at = 0; (at = text.find("fp8kvd_calls_total{", at)) != std::string::npos; ++at) {
+    ++lines;
+  }
+  EXPECT_EQ(lines, MethodMetrics::kCodes);
 }
 
 }  // namespace

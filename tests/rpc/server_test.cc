@@ -150,7 +150,9 @@ TEST(Server, CallsAreCounted) {
   const std::string text = rig.metrics.Scrape();
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_calls_total{method="CreateSequences",code="OK"} 1)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_calls_total{method="Decode",code="INVALID_ARGUMENT"} 1)"));
-  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_call_seconds_count{method="Decode"} 1)"));
+  EXPECT_THAT(text,
+              HasSubstr(R"(fp8kvd_call_seconds_count{method="Decode",code="INVALID_ARGUMENT"} 1)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_call_received_bytes_total{method="CreateSequences"})"));
 }
 
 TEST(Health, ServesUntilTheDrain) {
