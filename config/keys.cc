@@ -36,6 +36,15 @@ constexpr Key<Options> kKeys[] = {
     {"server", "keepalive_ms", [](Options& o) { return &o.server.keepalive_ms; },
      "a silent connection is asked for a sign of life this often", "ms", 1000, 3600000},
 
+    {"security", "tls_cert_file", [](Options& o) { return &o.security.tls_cert_file; },
+     "PEM of the daemon's certificate and chain; turns TLS on; read again when it changes", "path"},
+    {"security", "tls_key_file", [](Options& o) { return &o.security.tls_key_file; },
+     "PEM of its private key", "path"},
+    {"security", "tls_client_ca_file", [](Options& o) { return &o.security.tls_client_ca_file; },
+     "PEM of the authorities of client certificates, which are then required", "path"},
+    {"security", "tokens_file", [](Options& o) { return &o.security.tokens_file; },
+     "lines of TENANT and the SHA-256 of its token; every call then needs one", "path"},
+
     {"engine", "device", [](Options& o) { return &o.engine.device; },
      "what does the work; auto: a GPU where there is one"},
     {"engine", "device_index", [](Options& o) { return &o.engine.device_index; }, "which GPU",
@@ -142,6 +151,19 @@ constexpr Key<LayerRule> kLayerRuleKeys[] = {
     {"", "has_sinks", [](LayerRule& r) { return &r.has_sinks; }, "instead of the model's"},
 };
 
+constexpr Key<TenantOptions> kTenantKeys[] = {
+    {"", "name", [](TenantOptions& t) { return &t.name; }, "as tokens_file names it", "", 0, 0,
+     Form::kName},
+    {"", "pages_share_max", [](TenantOptions& t) { return &t.pages_share_max; },
+     "part of each page pool, reservations included; 0: its share", "ratio", 0, 1},
+    {"", "seqs_max", [](TenantOptions& t) { return &t.seqs_max; }, "live sequences; 0: its share",
+     "sequences", 0, kSeqsMax},
+    {"", "inflight_items_max", [](TenantOptions& t) { return &t.inflight_items_max; },
+     "items admitted and not yet answered; 0: its share", "items", 0, 1 << 20},
+    {"", "items_per_s_max", [](TenantOptions& t) { return &t.items_per_s_max; },
+     "items sent in a second; 0: no bound", "items", 0, 1000000000},
+};
+
 template <typename Value>
 struct Unwrapped {
   using Type = Value;
@@ -195,6 +217,7 @@ void AppendHelp(const Key<Owner>& key, const std::string& title, std::string* he
 absl::Span<const Key<Options>> Keys() { return kKeys; }
 absl::Span<const Key<ModelOptions>> ModelKeys() { return kModelKeys; }
 absl::Span<const Key<LayerRule>> LayerRuleKeys() { return kLayerRuleKeys; }
+absl::Span<const Key<TenantOptions>> TenantKeys() { return kTenantKeys; }
 
 template <typename Owner>
 absl::Status SetValue(const Key<Owner>& key, absl::string_view text, Owner& owner) {
@@ -217,12 +240,15 @@ ValueKind KindOf(const Key<Owner>& key) {
 template absl::Status SetValue(const Key<Options>&, absl::string_view, Options&);
 template absl::Status SetValue(const Key<ModelOptions>&, absl::string_view, ModelOptions&);
 template absl::Status SetValue(const Key<LayerRule>&, absl::string_view, LayerRule&);
+template absl::Status SetValue(const Key<TenantOptions>&, absl::string_view, TenantOptions&);
 template std::string ValueText(const Key<Options>&, const Options&);
 template std::string ValueText(const Key<ModelOptions>&, const ModelOptions&);
 template std::string ValueText(const Key<LayerRule>&, const LayerRule&);
+template std::string ValueText(const Key<TenantOptions>&, const TenantOptions&);
 template ValueKind KindOf(const Key<Options>&);
 template ValueKind KindOf(const Key<ModelOptions>&);
 template ValueKind KindOf(const Key<LayerRule>&);
+template ValueKind KindOf(const Key<TenantOptions>&);
 
 const Key<Options>* FindKey(absl::string_view name) {
   for (const Key<Options>& key : kKeys) {
@@ -259,6 +285,8 @@ std::string HelpText() {
   for (const Key<LayerRule>& key : kLayerRuleKeys) {
     AppendHelp(key, absl::StrCat("layer_rules.", key.name), &help);
   }
+  absl::StrAppend(&help, "\ntenants (in the file only; one tenants { } each)\n");
+  for (const Key<TenantOptions>& key : kTenantKeys) AppendHelp(key, key.name, &help);
   return help;
 }
 

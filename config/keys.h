@@ -1,7 +1,7 @@
 // config/keys.h: one table of everything that may be set: key, flag, variable, unit, range, text.
 // It makes --help, the checks of every value, and the printed configuration. Defaults are those of
 // options.h. A key `k` of section `s` is `s { k: … }` in a file, --k=… as a flag and FP8KVD_K=… in
-// the environment; keys of models are set in files only.
+// the environment; keys of models and tenants are set in files only.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +42,7 @@ struct Key {
 absl::Span<const Key<Options>> Keys();
 absl::Span<const Key<ModelOptions>> ModelKeys();
 absl::Span<const Key<LayerRule>> LayerRuleKeys();
+absl::Span<const Key<TenantOptions>> TenantKeys();
 
 // Reads `text` into the key's field. INVALID_ARGUMENT "<key> is <text>, allowed is …; …" without a
 // place: the caller knows where the text stood.

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
@@ -19,6 +20,7 @@
 #include "config/json.h"
 #include "config/keys.h"
 #include "config/model.h"
+#include "config/security.h"
 #include "config/suggest.h"
 #include "config/textproto.h"
 
@@ -220,8 +222,10 @@ absl::StatusOr<Loaded> LoadText(absl::string_view text, Format format, const std
   if (status.ok()) status = ApplyEnvironment(environment, &loaded);
   if (status.ok()) status = ApplyFlags(command_line, &loaded);
   if (status.ok()) status = FinishModels(folder, &loaded);
+  if (status.ok()) status = FinishSecurity(&loaded.options);
   if (status.ok()) status = CheckPools(loaded);
   if (!status.ok()) return status;
+  for (std::string& door : OpenDoors(loaded.options)) loaded.warnings.push_back(std::move(door));
   return loaded;
 }
 

@@ -46,6 +46,39 @@ struct ServerOptions {
   int32_t keepalive_ms = 20000;
 };
 
+// Who may call, and what protects the bytes on the way. Files are read at start; the two of TLS
+// again whenever they change, tokens_file at SIGHUP.
+struct SecurityOptions {
+  // PEM files of the daemon's certificate (its chain after it) and of that one's private key. Both
+  // given: gRPC takes TLS 1.2 and newer alone. Empty: bytes, tokens included, go in the clear.
+  std::string tls_cert_file;
+  std::string tls_key_file;
+  // PEM file of authorities: a client must show a certificate that one of them signed. Needs the
+  // two above. Empty: clients show none.
+  std::string tls_client_ca_file;
+  // One line for each token, its tenant and its SHA-256: server/rpc/tokens.h. Every call but those
+  // of health then needs a token. Empty: whoever reaches the port may do everything.
+  std::string tokens_file;
+};
+
+// Callers who share the daemon and nothing else: a tenant knows its own sequences alone, and what
+// it takes of the daemon is bounded by these. A bound that is not given is the tenant's share:
+// of what the daemon has, the part that all tenants get alike.
+struct TenantOptions {
+  // As tokens_file names it.
+  std::string name;
+  // Part of each page pool that its sequences hold or have reserved, at most. Given for all, they
+  // may add up to more than 1: then one may find taken what it counts on, reservations aside.
+  double pages_share_max = 0.0;
+  // Its live sequences.
+  int32_t seqs_max = 0;
+  // Its items admitted and not yet answered. Beyond it its calls are answered RESOURCE_EXHAUSTED
+  // with a delay. More than its share lets it fill the queue for others.
+  int32_t inflight_items_max = 0;
+  // Items that it may send in a second, those of half a second at once. 0: no bound.
+  int32_t items_per_s_max = 0;
+};
+
 enum class DeviceChoice : uint8_t {
   kAuto = 0,  // a GPU if the build and the machine have one, else the CPU
   kCpu = 1,
@@ -194,12 +227,16 @@ struct ModelOptions {
 
 struct Options {
   ServerOptions server;
+  SecurityOptions security;
   EngineOptions engine;
   CacheOptions cache;
   PolicyOptions policy;
   DrainOptions drain;
   LogOptions log;
   std::vector<ModelOptions> models;  // 1..kModelsMax, names distinct
+  // 1..kTenantsMax, names distinct, no bound left at 0 but items_per_s_max. Where the configuration
+  // has none there is one, "default", that everybody is.
+  std::vector<TenantOptions> tenants;
 };
 
 }  // namespace fp8kvd::config

@@ -39,7 +39,7 @@ class FileReader {
       return Invalid(absl::StrCat(name_, ":", root.line, ": the configuration is ",
                                   KindName(root.kind), ", allowed is an object; write { … }"));
     }
-    std::vector<std::string> sections = {"models"};
+    std::vector<std::string> sections = {"models", "tenants"};
     for (const Key<Options>& key : Keys()) {
       if (sections.back() != key.section) sections.push_back(key.section);
     }
@@ -49,8 +49,9 @@ class FileReader {
         return Refuse(section, absl::StrCat("unknown key ", Quoted(section.name),
                                             OtherSection(name, sections)));
       }
-      const absl::Status status =
-          name == "models" ? ReadModels(section) : ReadSection(section, name);
+      const absl::Status status = name == "models"    ? ReadModels(section)
+                                  : name == "tenants" ? ReadTenants(section)
+                                                      : ReadSection(section, name);
       if (!status.ok()) return status;
     }
     return absl::OkStatus();
@@ -175,6 +176,25 @@ class FileReader {
           [&](const Tree& rules) { return ReadRules(rules, &model); }, model);
       if (!status.ok()) return status;
       options_->models.push_back(std::move(model));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadTenants(const Tree& tenants) {
+    if (tenants.kind == Tree::Kind::kNull) return absl::OkStatus();
+    if (tenants.kind != Tree::Kind::kArray) return WrongKind(tenants, "tenants", "an array");
+    for (const Tree& entry : tenants.children) {
+      if (options_->tenants.size() == kTenantsMax) {
+        return Refuse(entry,
+                      absl::StrCat("tenants are more than ", kTenantsMax,
+                                   ", which is all that one daemon tells apart; merge some"));
+      }
+      TenantOptions tenant;
+      const absl::Status status = ReadOwner<TenantOptions>(
+          entry, "tenants", TenantKeys(), nullptr,
+          [](const Tree& /*entry*/) { return absl::OkStatus(); }, tenant);
+      if (!status.ok()) return status;
+      options_->tenants.push_back(std::move(tenant));
     }
     return absl::OkStatus();
   }

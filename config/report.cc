@@ -78,6 +78,12 @@ std::string EffectiveConfig(const Loaded& loaded) {
   }
   absl::StrAppend(&text, "}\n");
   for (const ModelOptions& model : loaded.options.models) AppendModel(model, &text);
+  for (const TenantOptions& tenant : loaded.options.tenants) {
+    if (loaded.options.security.tokens_file.empty()) break;  // nobody told them apart
+    absl::StrAppend(&text, "tenants {\n");
+    AppendKeys(TenantKeys(), tenant, "  ", &text);
+    absl::StrAppend(&text, "}\n");
+  }
   return text;
 }
 

@@ -31,16 +31,18 @@
 #include "server/ops/metrics.h"
 #include "server/ops/readiness.h"
 #include "server/rpc/server.h"
+#include "server/rpc/tls.h"
 #include "server/version.h"
 
 namespace fp8kvd {
 namespace {
 
-// Blocks the signals that stop the daemon, for this and all later threads; Wait takes them.
-class StopSignals {
+// Blocks the signals that are meant for the daemon, for this and all later threads; Wait takes them.
+class Signals {
  public:
-  StopSignals() {
+  Signals() {
     sigemptyset(&set_);
+    sigaddset(&set_, SIGHUP);
     sigaddset(&set_, SIGTERM);
     sigaddset(&set_, SIGINT);
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
@@ -101,6 +103,7 @@ struct Parts {
   translate::Catalog catalog;
   std::unique_ptr<ops::HttpServer> http;
   std::unique_ptr<EngineThread> engine_thread;
+  std::unique_ptr<rpc::Tokens> tokens;  // null: nobody needs one
   std::unique_ptr<rpc::Server> rpc;
 };
 
@@ -134,7 +137,7 @@ absl::Status StartEngine(const config::Loaded& loaded, Parts* parts) {
   }
   absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
       engine::Engine::Start(loaded.options.engine, loaded.options.cache, std::move(setups),
-                            RandomIncarnation(), backend, &parts->clock);
+                            RandomIncarnation(), backend, &parts->clock, loaded.options.tenants);
   if (!engine.ok()) return engine.status();
   parts->engine = *std::move(engine);
   return absl::OkStatus();
@@ -186,6 +189,34 @@ std::string StatusPage(const Parts& parts) {
   return text;
 }
 
+absl::Status MakeLocks(const config::Options& options, Parts* parts, rpc::Locks* locks) {
+  auto credentials = rpc::MakeCredentials(
+      options.security, [](const std::string& text) { spdlog::warn("{}", text); });
+  if (!credentials.ok()) return credentials.status();
+  locks->credentials = *std::move(credentials);
+  if (options.security.tokens_file.empty()) return absl::OkStatus();
+  std::vector<std::string> names;
+  for (const config::TenantOptions& tenant : options.tenants) names.push_back(tenant.name);
+  absl::StatusOr<std::unique_ptr<rpc::Tokens>> tokens =
+      rpc::Tokens::Load(options.security.tokens_file, std::move(names));
+  if (!tokens.ok()) return tokens.status();
+  parts->tokens = *std::move(tokens);
+  locks->tokens = parts->tokens.get();
+  locks->tenants = static_cast<int32_t>(options.tenants.size());
+  return absl::OkStatus();
+}
+
+// At SIGHUP. Certificates need none: they are looked at as connections come.
+void Reload(const Parts& parts) {
+  if (parts.tokens == nullptr) return;
+  const absl::Status status = parts.tokens->Reload();
+  if (status.ok()) {
+    spdlog::info("tokens_file was read again");
+  } else {
+    spdlog::warn("the tokens before stay in use: {}", std::string(status.message()));
+  }
+}
+
 absl::Status StartDoors(const config::Loaded& loaded, Parts* parts) {
   ops::MetricLabels labels{.version = kVersion,
                            .compiler = kCompiler,
@@ -212,10 +243,12 @@ absl::Status StartDoors(const config::Loaded& loaded, Parts* parts) {
     }
   }
   const config::ServerOptions& options = loaded.options.server;
+  rpc::Locks locks;
+  if (absl::Status status = MakeLocks(loaded.options, parts, &locks); !status.ok()) return status;
   rpc::Planner planner{.policy = loaded.options.policy, .models = loaded.options.models};
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
       rpc::Server::Start(options, &parts->catalog, parts->engine.get(), &parts->clock,
-                         std::move(planner), &parts->metrics);
+                         std::move(planner), &parts->metrics, std::move(locks));
   if (!server.ok()) return server.status();
   parts->rpc = *std::move(server);
   if (options.http_address.empty()) return absl::OkStatus();
@@ -278,7 +311,7 @@ absl::Status Start(const config::Loaded& loaded, Parts* parts) {
 }  // namespace
 
 int RunDaemon(const config::Loaded& loaded) {
-  const StopSignals signals;
+  const Signals signals;
   TuneMalloc();
   ops::SetUpLog(loaded.options.log);
   // Else every message that a client spoils is a line of protobuf's own on stderr; whoever parses
@@ -293,7 +326,11 @@ int RunDaemon(const config::Loaded& loaded) {
     if (parts.engine_thread != nullptr) Drain(patience, &parts);
     return kExitNotStarted;
   }
-  const int signal = signals.Wait();
+  int signal = signals.Wait();
+  while (signal == SIGHUP) {
+    Reload(parts);
+    signal = signals.Wait();
+  }
   const bool failed = parts.engine_thread->failed();
   parts.readiness.Set(failed ? ops::State::kFailed : ops::State::kDraining);
   if (!failed) spdlog::info("signal {}: draining for at most {} ms", signal, patience.count());

@@ -33,6 +33,9 @@ static_assert(kPagesMax <= INT32_MAX, "a block table entry is an int32");
 inline constexpr int64_t kPoolBytesMax = int64_t{1} << 50;
 static_assert(kPoolBytesMax < int64_t{1} << 53, "exact as a double, which ranges of options are");
 
+// Each has a share of the queue, of staging memory and of the pools; a batch looks at all of them.
+inline constexpr int32_t kTenantsMax = 64;
+
 inline constexpr int64_t kSeqsMax = int64_t{1} << 20;
 
 // Longest lease of an idle sequence: 30 days, so that a client's number never overflows a clock.

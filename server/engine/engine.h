@@ -33,13 +33,12 @@ namespace fp8kvd::engine {
 
 class Engine {
  public:
-  // Takes all memory, warms every kernel shape. `backend` and `clock` outlive the engine.
-  static absl::StatusOr<std::unique_ptr<Engine>> Start(const config::EngineOptions& options,
-                                                       const config::CacheOptions& cache_options,
-                                                       std::vector<ModelSetup> models,
-                                                       uint64_t incarnation,
-                                                       kernels::Backend* backend,
-                                                       const Clock* clock);
+  // Takes all memory, warms every kernel shape. `backend` and `clock` outlive the engine. tenants:
+  // by id, each bound given (config/security.h); empty: one, which may have everything.
+  static absl::StatusOr<std::unique_ptr<Engine>> Start(
+      const config::EngineOptions& options, const config::CacheOptions& cache_options,
+      std::vector<ModelSetup> models, uint64_t incarnation, kernels::Backend* backend,
+      const Clock* clock, std::vector<config::TenantOptions> tenants = {});
   ~Engine();  // every request taken must have been answered: Drain and Run first
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -41,6 +41,7 @@ class Engine::Parts {
     uint64_t incarnation = 0;
     kernels::Backend* backend = nullptr;
     const Clock* clock = nullptr;
+    std::vector<config::TenantOptions> tenants;  // one at least
   };
 
   static absl::StatusOr<std::unique_ptr<Parts>> Make(Setup setup);

@@ -143,15 +143,22 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const config::EngineOption
                                                       const config::CacheOptions& cache_options,
                                                       std::vector<ModelSetup> models,
                                                       uint64_t incarnation,
-                                                      kernels::Backend* backend,
-                                                      const Clock* clock) {
+                                                      kernels::Backend* backend, const Clock* clock,
+                                                      std::vector<config::TenantOptions> tenants) {
+  if (tenants.empty()) {
+    tenants.push_back({.name = "default",
+                       .pages_share_max = 1.0,
+                       .seqs_max = cache_options.seqs_max,
+                       .inflight_items_max = options.queue_items_max});
+  }
   absl::StatusOr<std::unique_ptr<Parts>> parts =
       Parts::Make(Parts::Setup{.options = options,
                                .cache_options = cache_options,
                                .models = std::move(models),
                                .incarnation = incarnation,
                                .backend = backend,
-                               .clock = clock});
+                               .clock = clock,
+                               .tenants = std::move(tenants)});
   if (!parts.ok()) return parts.status();
   return std::unique_ptr<Engine>(new Engine(*std::move(parts)));
 }

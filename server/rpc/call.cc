@@ -1,12 +1,19 @@
 #include "server/rpc/call.h"
 
-#include "absl/strings/str_cat.h"
+#include <iterator>
+#include <optional>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+#include "server/rpc/tokens.h"
 #include "server/translate/status.h"
 
 namespace fp8kvd::rpc {
 namespace {
 
+constexpr char kBearer[] = "Bearer ";
 constexpr int32_t kBusyRetryMs = 100;  // calls come and go at that pace
 
 // The time left is counted in gRPC's own type: as chrono's nanoseconds, a client's deadline of some
@@ -29,7 +36,8 @@ Call::Call(MethodSlot* slot)
 
 void Call::Listen() {
   context_.emplace();
-  finishing_ = finished_ = ended_ = cancelled_ = false;
+  finishing_ = finished_ = ended_ = cancelled_ = is_tenants_ = false;
+  tenant_ = cache::TenantId{0};
   context_->AsyncNotifyWhenDone(&on_ended_);
   ++slot_->listening;
   Request(&on_arrived_);
@@ -44,15 +52,54 @@ void Call::Arrived(bool ok) {
   if (slot_->listening == 0 && !parts().stopping) Another()->Listen();
   arrived_ = parts().clock->NowUs();
   slot_->open.insert(this);
-  const int64_t open = slot_->parts->calls_open.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (open > parts().calls_max) {
-    FinishWith(absl::ResourceExhaustedError(
-                   absl::StrCat(open, " calls and streams are open, this server takes ",
-                                parts().calls_max, "; use fewer streams, or try again")),
-               kBusyRetryMs);
-    return;
+  absl::Status status = Identify();
+  if (absl::Status room = Admit(); status.ok()) status = room;
+  if (status.ok()) {
+    OnArrived();
+  } else {
+    FinishWith(status, absl::IsResourceExhausted(status) ? kBusyRetryMs : 0);
   }
-  OnArrived();
+}
+
+absl::Status Call::Identify() {
+  if (slot_->access == Access::kAnyone || parts().tokens == nullptr) return absl::OkStatus();
+  const auto [begin, end] = context_->client_metadata().equal_range("authorization");
+  std::optional<cache::TenantId> tenant;
+  if (begin != end && std::next(begin) == end) {
+    absl::string_view value(begin->second.data(), begin->second.size());
+    if (absl::StartsWithIgnoreCase(value, kBearer)) {
+      tenant = parts().tokens->TenantOf(value.substr(sizeof(kBearer) - 1));
+    }
+  }
+  // One text for all that can be wrong with it.
+  if (!tenant.has_value()) {
+    return absl::UnauthenticatedError(
+        "the call has no token that this server knows; send one as metadata \"authorization: "
+        "Bearer "
+        "TOKEN\", and ask whoever runs the server for it");
+  }
+  tenant_ = *tenant;
+  is_tenants_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status Call::Admit() {
+  const int64_t open = slot_->parts->calls_open.fetch_add(1, std::memory_order_relaxed) + 1;
+  int64_t mine = 0;
+  if (is_tenants_) {
+    mine = slot_->parts->tenant_calls_open[static_cast<uint32_t>(tenant_)].fetch_add(
+               1, std::memory_order_relaxed) +
+           1;
+  }
+  if (open > parts().calls_max) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(open, " calls and streams are open, this server takes ", parts().calls_max,
+                     "; use fewer streams, or try again"));
+  }
+  if (mine <= parts().calls_per_tenant_max) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(mine, " calls and streams of yours are open, this server takes ",
+                   parts().calls_per_tenant_max, " of a tenant; use fewer streams, or try again"));
 }
 
 void Call::Ended(bool) {
@@ -80,6 +127,10 @@ void Call::RetireIfOver() {
   if (!finished_ || !ended_ || IsBusy()) return;
   slot_->open.erase(this);
   slot_->parts->calls_open.fetch_sub(1, std::memory_order_relaxed);
+  if (is_tenants_) {
+    slot_->parts->tenant_calls_open[static_cast<uint32_t>(tenant_)].fetch_sub(
+        1, std::memory_order_relaxed);
+  }
   if (parts().stopping || slot_->listening >= MethodSlot::kListeningMax) {
     delete this;
     return;

@@ -22,6 +22,12 @@ namespace fp8kvd::rpc {
 class Call;
 class RawService;
 
+// Who may call an rpc. Which is whose stands in one table, in services.cc.
+enum class Access : uint8_t {
+  kAnyone,  // no token, for it tells and changes nothing that is a tenant's
+  kTenant,  // needs a token where the daemon has tokens, and sees what is its tenant's
+};
+
 // One rpc of the service, on one poller; only that poller's thread touches it.
 struct MethodSlot {
   RawService* service = nullptr;
@@ -29,6 +35,7 @@ struct MethodSlot {
   Parts* parts = nullptr;
   Poller* poller = nullptr;
   ops::MethodMetrics* metrics = nullptr;
+  Access access = Access::kTenant;
   // Objects that listen. A call that arrives and leaves none makes one more, so that the next need
   // not wait; more than kListeningMax idle ones are not kept.
   static constexpr int kListeningMax = 64;
@@ -74,12 +81,15 @@ class Call {
 
  private:
   void Arrived(bool ok);
+  absl::Status Identify();  // fills tenant_
+  absl::Status Admit();     // counts the call
   void Ended(bool ok);
   void Finished(bool ok);
 
   MethodSlot* const slot_;
   std::optional<grpc::ServerContext> context_;
   cache::TenantId tenant_{0};  // who calls
+  bool is_tenants_ = false;    // counted among the tenant's
   engine::TimeUs arrived_ = 0;
   bool finishing_ = false;
   bool finished_ = false;

@@ -7,12 +7,14 @@
 // poller, but Done, which a turn of the engine calls.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "grpcpp/support/byte_buffer.h"
 
+#include "config/base/limits.h"
 #include "server/engine/engine.h"
 #include "server/engine/messages.h"
 #include "server/rpc/poller.h"
@@ -21,6 +23,7 @@
 namespace fp8kvd::rpc {
 
 class HelperThread;
+class Tokens;
 struct Planner;
 
 // What every call reaches. Outlives all calls.
@@ -30,12 +33,16 @@ struct Parts {
   const engine::Clock* clock = nullptr;
   HelperThread* helper = nullptr;
   const Planner* planner = nullptr;
-  int64_t calls_max = 0;            // open at a time
+  const Tokens* tokens = nullptr;  // null: nobody needs one, all are tenant 0
+  int64_t calls_max = 0;           // open at a time
+  int64_t calls_per_tenant_max = 0;
   int32_t stream_inflight_max = 0;  // messages of a DecodeStream read and not yet answered
   // Once set: nothing listens for calls any more.
   std::atomic<bool> stopping{false};
   std::atomic<bool> draining{false};  // new work is refused, streams end when they are idle
   std::atomic<int64_t> calls_open{0};
+  // [tenants] of them; only counted where there are tokens.
+  std::array<std::atomic<int64_t>, kTenantsMax> tenant_calls_open{};
 };
 
 // Whose message it is, when it came, and how long it may take.

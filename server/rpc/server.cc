@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "grpcpp/resource_quota.h"
-#include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server_builder.h"
 
 #include "config/base/check.h"
@@ -19,11 +18,6 @@ namespace {
 constexpr std::chrono::milliseconds kNotice(200);
 // Until connections are cut: replies leave the socket's buffer.
 constexpr std::chrono::milliseconds kLastWrites(50);
-
-// The one place where a connection is taken or refused: TLS and tokens go here.
-std::shared_ptr<grpc::ServerCredentials> Credentials(const config::ServerOptions&) {
-  return grpc::InsecureServerCredentials();
-}
 
 void SetLimits(const config::ServerOptions& options, grpc::ServerBuilder* builder) {
   const auto set = [builder](const char* argument, int value) {
@@ -72,7 +66,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOption
                                                       const translate::Catalog* catalog,
                                                       engine::Engine* engine,
                                                       const engine::Clock* clock, Planner planner,
-                                                      ops::Metrics* metrics) {
+                                                      ops::Metrics* metrics, Locks locks) {
   std::unique_ptr<Server> self(new Server(std::move(planner), metrics));
   Parts& parts = self->parts_;
   parts.catalog = catalog;
@@ -80,13 +74,16 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOption
   parts.clock = clock;
   parts.helper = &self->helper_;
   parts.planner = &self->planner_;
+  parts.tokens = locks.tokens;
   parts.calls_max = options.streams_max;
+  parts.calls_per_tenant_max = options.streams_max / locks.tenants;
   parts.stream_inflight_max = options.stream_inflight_max;
 
+  self->credentials_ = std::move(locks.credentials);
   grpc::ServerBuilder builder;
   SetLimits(options, &builder);
   for (grpc::Service* service : self->services_.grpc_services()) builder.RegisterService(service);
-  builder.AddListeningPort(options.listen_address, Credentials(options), &self->port_);
+  builder.AddListeningPort(options.listen_address, self->credentials_, &self->port_);
   for (int32_t i = 0; i < options.poller_threads; ++i) {
     self->pollers_.push_back(std::make_unique<Poller>(builder.AddCompletionQueue()));
   }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server.h"
 
 #include "config/options.h"
@@ -25,8 +26,16 @@
 #include "server/rpc/helper_thread.h"
 #include "server/rpc/job.h"
 #include "server/rpc/services.h"
+#include "server/rpc/tokens.h"
 
 namespace fp8kvd::rpc {
+
+// Who may connect and call. The default: everybody, in the clear, as tenant 0.
+struct Locks {
+  std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
+  const Tokens* tokens = nullptr;  // outlives the server
+  int32_t tenants = 1;
+};
 
 class Server {
  public:
@@ -35,7 +44,7 @@ class Server {
                                                        const translate::Catalog* catalog,
                                                        engine::Engine* engine,
                                                        const engine::Clock* clock, Planner planner,
-                                                       ops::Metrics* metrics);
+                                                       ops::Metrics* metrics, Locks locks = {});
   ~Server();  // after Shutdown
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -54,6 +63,7 @@ class Server {
   HelperThread helper_;
   Services services_;
   std::vector<std::unique_ptr<Poller>> pollers_;
+  std::shared_ptr<grpc::ServerCredentials> credentials_;  // gRPC does not hold them
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::thread> threads_;
   int port_ = 0;

@@ -69,36 +69,39 @@ Call* MakeStream(MethodSlot* slot) {
   return new CallType(slot);
 }
 
+// Authorisation is this table and nothing else. tests/rpc/access_test.cc walks it.
 struct Handler {
   const char* method;
+  Access access;
   Call* (*make_call)(MethodSlot* slot);
 };
 
 const Handler kHandlers[] = {
-    {"fp8kvd.v1.DecodeAttention.GetServerInfo", MakeUnary<InfoJob>},
-    {"fp8kvd.v1.DecodeAttention.CreateSequences",
+    {"fp8kvd.v1.DecodeAttention.GetServerInfo", Access::kTenant, MakeUnary<InfoJob>},
+    {"fp8kvd.v1.DecodeAttention.CreateSequences", Access::kTenant,
      MakeUnary<ControlJob<v1::CreateSequencesRequest, v1::CreateSequencesResponse>>},
-    {"fp8kvd.v1.DecodeAttention.Append", MakeStream<AppendCall>},
-    {"fp8kvd.v1.DecodeAttention.Decode", MakeUnary<DecodeJob>},
-    {"fp8kvd.v1.DecodeAttention.DecodeStream", MakeStream<StreamCall>},
-    {"fp8kvd.v1.DecodeAttention.ForkSequences",
+    {"fp8kvd.v1.DecodeAttention.Append", Access::kTenant, MakeStream<AppendCall>},
+    {"fp8kvd.v1.DecodeAttention.Decode", Access::kTenant, MakeUnary<DecodeJob>},
+    {"fp8kvd.v1.DecodeAttention.DecodeStream", Access::kTenant, MakeStream<StreamCall>},
+    {"fp8kvd.v1.DecodeAttention.ForkSequences", Access::kTenant,
      MakeUnary<ControlJob<v1::ForkSequencesRequest, v1::ForkSequencesResponse>>},
-    {"fp8kvd.v1.DecodeAttention.TruncateSequences",
+    {"fp8kvd.v1.DecodeAttention.TruncateSequences", Access::kTenant,
      MakeUnary<ControlJob<v1::TruncateSequencesRequest, v1::TruncateSequencesResponse>>},
-    {"fp8kvd.v1.DecodeAttention.FreeSequences",
+    {"fp8kvd.v1.DecodeAttention.FreeSequences", Access::kTenant,
      MakeUnary<ControlJob<v1::FreeSequencesRequest, v1::FreeSequencesResponse>>},
-    {"fp8kvd.v1.DecodeAttention.RenewSequences",
+    {"fp8kvd.v1.DecodeAttention.RenewSequences", Access::kTenant,
      MakeUnary<ControlJob<v1::RenewSequencesRequest, v1::RenewSequencesResponse>>},
-    {"fp8kvd.v1.DecodeAttention.StatSequences",
+    {"fp8kvd.v1.DecodeAttention.StatSequences", Access::kTenant,
      MakeUnary<ControlJob<v1::StatSequencesRequest, v1::StatSequencesResponse>>},
-    {"fp8kvd.v1.DecodeAttention.ListSequences",
+    {"fp8kvd.v1.DecodeAttention.ListSequences", Access::kTenant,
      MakeUnary<ControlJob<v1::ListSequencesRequest, v1::ListSequencesResponse>>},
-    {"fp8kvd.v1.DecodeAttention.PlanPrecision", MakeUnary<PlanJob>},
-    {"fp8kvd.v1.DecodeAttention.MeasureKvError", MakeUnary<MeasureJob>},
-    {"fp8kvd.v1.DecodeAttention.OpenSharedMemory", MakeUnary<NotBuiltJob>},
-    {"grpc.health.v1.Health.Check", MakeUnary<HealthJob>},
-    {"grpc.health.v1.Health.Watch", MakeStream<WatchCall>},
-    {"grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo", MakeStream<ReflectionCall>},
+    {"fp8kvd.v1.DecodeAttention.PlanPrecision", Access::kTenant, MakeUnary<PlanJob>},
+    {"fp8kvd.v1.DecodeAttention.MeasureKvError", Access::kTenant, MakeUnary<MeasureJob>},
+    {"fp8kvd.v1.DecodeAttention.OpenSharedMemory", Access::kTenant, MakeUnary<NotBuiltJob>},
+    {"grpc.health.v1.Health.Check", Access::kAnyone, MakeUnary<HealthJob>},
+    {"grpc.health.v1.Health.Watch", Access::kAnyone, MakeStream<WatchCall>},
+    {"grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo", Access::kTenant,
+     MakeStream<ReflectionCall>},
 };
 
 const google::protobuf::ServiceDescriptor* FindService(const char* name) {
@@ -134,8 +137,8 @@ void Services::AddMethods(RawService* service, const char* service_name, ops::Me
       if (name == handler.method) found = &handler;
     }
     FP8KVD_CHECK(found != nullptr);  // a method of the proto that nobody serves
-    methods_.push_back(
-        {service, i, name, metrics->Method(descriptor->method(i)->name()), found->make_call});
+    methods_.push_back({service, i, name, metrics->Method(descriptor->method(i)->name()),
+                        found->access, found->make_call});
   }
 }
 
@@ -156,6 +159,7 @@ void Services::Listen(Parts* parts, Poller* poller) {
     slot->parts = parts;
     slot->poller = poller;
     slot->metrics = method.metrics;
+    slot->access = method.access;
     method.make_call(slot)->Listen();
   }
 }

@@ -58,6 +58,7 @@ class Services {
     int index;
     std::string name;
     ops::MethodMetrics* metrics;
+    Access access;
     // Makes a call object that listens in the slot.
     Call* (*make_call)(MethodSlot* slot);
   };

@@ -41,6 +41,7 @@ TEST(Keys, AreTheFieldsOfTheConfigurationFile) {
   }
   EXPECT_EQ(Names(ModelKeys(), ""), ScalarFields(v1::Model::descriptor()));
   EXPECT_EQ(Names(LayerRuleKeys(), ""), ScalarFields(v1::LayerRule::descriptor()));
+  EXPECT_EQ(Names(TenantKeys(), ""), ScalarFields(v1::Tenant::descriptor()));
 }
 
 TEST(Keys, EnumeratorsAreThoseOfTheConfigurationFile) {

@@ -70,6 +70,8 @@ struct ServerRigOptions {
   config::EngineOptions engine;
   config::CacheOptions cache;
   std::vector<ModelSpec> models;
+  std::vector<config::TenantOptions> tenants;  // empty: one that nobody is told from
+  rpc::Locks locks;
 };
 
 class ServerRig {
@@ -78,7 +80,7 @@ class ServerRig {
     std::vector<engine::ModelSetup> models;
     for (const ModelSpec& spec : options_.models) models.push_back(MakeModel(spec));
     auto started = engine::Engine::Start(options_.engine, options_.cache, models,
-                                         /*incarnation=*/7, &backend, &clock_);
+                                         /*incarnation=*/7, &backend, &clock_, options_.tenants);
     FP8KVD_CHECK(started.ok());
     engine = *std::move(started);
     FillCatalog(models);
@@ -94,7 +96,7 @@ class ServerRig {
       planner.models.push_back(model);
     }
     auto server_started = rpc::Server::Start(options_.server, &catalog, engine.get(), &clock_,
-                                             std::move(planner), &metrics);
+                                             std::move(planner), &metrics, options_.locks);
     FP8KVD_CHECK(server_started.ok());
     server = *std::move(server_started);
     stub = v1::DecodeAttention::NewStub(Channel());
@@ -122,13 +124,15 @@ class ServerRig {
   }
 
   // A connection of its own.
-  std::shared_ptr<grpc::Channel> Channel() const {
+  std::shared_ptr<grpc::Channel> Channel(
+      const std::shared_ptr<grpc::ChannelCredentials>& credentials =
+          grpc::InsecureChannelCredentials()) const {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-    return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(server->port()),
-                                     grpc::InsecureChannelCredentials(), arguments);
+    return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(server->port()), credentials,
+                                     arguments);
   }
 
   const ModelGeometry& geometry(int32_t model = 0) const { return catalog.models[model].geometry; }
