@@ -47,8 +47,8 @@ class DaemonProcess {
  public:
   // config: a textproto. port 0: any free one.
   explicit DaemonProcess(const std::string& config, int port = 0) {
-    char directory[] = "/tmp/fp8kvd_test_XXXXXX";
-    directory_ = mkdtemp(directory);
+    std::string directory = std::filesystem::temp_directory_path() / "fp8kvd_test_XXXXXX";
+    directory_ = mkdtemp(directory.data());
     std::ofstream(directory_ / "config.textproto") << config;
     int pipe_fds[2];
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");

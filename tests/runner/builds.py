@@ -1,11 +1,14 @@
 """The builds of CMakePresets.json as the tests see them: configure, list tests, build, run."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import signal
+import shutil
 import subprocess
+import tempfile
 import time
 
 import report
@@ -78,8 +81,20 @@ class Build:
                    "--test-output-size-passed", "1000000", "--test-output-size-failed", "1000000"]
         if self.preset == "tsan":
             command = _without_address_randomization() + command
-        _step(f"{self.preset}: run {len(tests)} tests", command, RUN_SECONDS_MAX)
+        with temporary_folder() as folder:
+            _step(f"{self.preset}: run {len(tests)} tests", command, RUN_SECONDS_MAX,
+                  environment={"TMPDIR": folder})
         return report.results_from_junit(junit, tests)
+
+
+@contextlib.contextmanager
+def temporary_folder():
+    """Where tests put what they need for a while; a test that was killed cleans nothing up."""
+    folder = tempfile.mkdtemp(prefix="fp8kvd_tests_")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _without_address_randomization():
@@ -92,12 +107,12 @@ def _without_address_randomization():
     return prefix if works.returncode == 0 else []
 
 
-def _step(title, command, seconds, quiet=False):
+def _step(title, command, seconds, quiet=False, environment=None):
     """Runs one command under a heading; its output is shown, or only on failure when quiet."""
     print(f"==> {title}", flush=True)
     start = time.monotonic()
     try:
-        status, output = run_bounded(command, seconds, quiet)
+        status, output = run_bounded(command, seconds, quiet, environment)
     except subprocess.TimeoutExpired:
         print(f"==> {title}: stopped after {seconds} s, its limit", flush=True)
         return False
@@ -108,12 +123,13 @@ def _step(title, command, seconds, quiet=False):
     return status == 0
 
 
-def run_bounded(command, seconds, captured):
-    """Exit status and output of a command; past the limit it ends with all that it started."""
+def run_bounded(command, seconds, captured, environment=None):
+    """Exit status and output of a command, which finds these variables in its environment too; past
+    the limit it ends with all that it started."""
     pipe = subprocess.PIPE if captured else None
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=pipe,
                                stderr=subprocess.STDOUT if captured else None,
-                               start_new_session=True)
+                               start_new_session=True, env=os.environ | (environment or {}))
     try:
         output, _ = process.communicate(timeout=seconds)
     except BaseException:  # the limit, or an interrupt: either way nothing stays behind

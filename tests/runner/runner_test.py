@@ -5,6 +5,7 @@ import io
 import os
 import pathlib
 import select
+import signal
 import subprocess
 import tempfile
 import unittest
@@ -90,6 +91,21 @@ class Bounds(unittest.TestCase):
     def test_output_and_status_come_back(self):
         self.assertEqual(builds.run_bounded(["sh", "-c", "echo x; exit 3"], 10, captured=True),
                          (3, b"x\n"))
+
+
+class Leftovers(unittest.TestCase):
+    def test_what_a_killed_test_leaves_behind_goes(self):
+        with builds.temporary_folder() as folder:
+            status, _ = builds.run_bounded(
+                ["sh", "-c", 'mkdir "$TMPDIR/fp8kvd_test_x" && touch "$TMPDIR/fp8kvd_test_x/y" && '
+                 "kill -KILL $$"], 10, captured=True, environment={"TMPDIR": folder})
+            self.assertEqual((status, os.listdir(folder)), (-signal.SIGKILL, ["fp8kvd_test_x"]))
+        self.assertFalse(os.path.exists(folder))
+
+    def test_they_go_when_the_run_is_told_to_stop_too(self):
+        with self.assertRaises(SystemExit), builds.temporary_folder() as folder:
+            raise SystemExit(1)
+        self.assertFalse(os.path.exists(folder))
 
 
 class Closing(unittest.TestCase):
