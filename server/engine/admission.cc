@@ -12,7 +12,7 @@ constexpr int64_t kRetryMsMax = 10'000;
 
 // Stands in the stack for "closed"; never dereferenced.
 Request* ClosedMark() {
-  static ControlRequest mark(ControlRequest::Op::kPools);
+  static ControlRequest mark(ControlRequest::Op::kList);
   return &mark;
 }
 

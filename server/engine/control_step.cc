@@ -32,9 +32,6 @@ absl::Status ControlStep::Run(ControlRequest* request, int64_t now_ms) {
     case ControlRequest::Op::kList:
       List(request, now_ms);
       break;
-    case ControlRequest::Op::kPools:
-      Pools(request);
-      break;
     case ControlRequest::Op::kTruncate:
     case ControlRequest::Op::kFree:
     case ControlRequest::Op::kRenew:
@@ -211,21 +208,6 @@ void ControlStep::List(ControlRequest* request, int64_t now_ms) {
   }
   const bool is_last = cursor >= cursor_end && (request->model >= 0 || model + 1 >= models);
   request->list_next = is_last ? 0 : static_cast<uint64_t>(model) << kCursorBits | cursor;
-}
-
-void ControlStep::Pools(ControlRequest* request) {
-  for (int32_t model = 0; model < static_cast<int32_t>(context_.models.size()); ++model) {
-    const size_t groups = context_.models[model].geometry.groups.size();
-    for (int32_t group = 0; group < static_cast<int32_t>(groups); ++group) {
-      const cache::PoolStat pool = context_.store.Pool(model, group);
-      request->pools.push_back(PoolInfo{.model = model,
-                                        .group = group,
-                                        .pages_total = pool.pages_total,
-                                        .pages_used = pool.pages_used,
-                                        .pages_free = pool.pages_free,
-                                        .page_bytes = context_.pages.page_stride(model, group)});
-    }
-  }
 }
 
 }  // namespace fp8kvd::engine

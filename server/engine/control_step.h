@@ -1,4 +1,4 @@
-// server/engine/control_step.h: create, fork, truncate, free, renew, stat, list, pools.
+// server/engine/control_step.h: create, fork, truncate, free, renew, stat, list.
 //
 // Runs between launches. A fork's children get their block tables on the device at once; all other
 // operations change host state alone (pages that they free may still be read by launches in flight:
@@ -28,7 +28,6 @@ class ControlStep {
   void ForEachHandle(ControlRequest* request, int64_t now_ms);
   absl::Status RunOne(ControlRequest* request, size_t i, cache::SeqIndex seq, int64_t now_ms);
   void List(ControlRequest* request, int64_t now_ms);
-  void Pools(ControlRequest* request);
   SequenceInfo InfoOf(const cache::SeqHandle& handle, cache::SeqIndex seq, int64_t now_ms) const;
   absl::StatusOr<int64_t> TtlOf(const ControlRequest& request, int64_t ttl_ms_default) const;
 

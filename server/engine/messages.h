@@ -142,25 +142,16 @@ struct SequenceInfo {
   int64_t ttl_left_ms = 0;
 };
 
-struct PoolInfo {
-  int32_t model = 0;
-  int32_t group = 0;
-  int64_t pages_total = 0;
-  int64_t pages_used = 0;
-  int64_t pages_free = 0;
-  int64_t page_bytes = 0;
-};
-
 // Everything that is not on the decode path. Runs between launches, and in arrival order with
 // whatever else names the same sequences.
 struct ControlRequest : Request {
-  enum class Op : uint8_t { kCreate, kFork, kTruncate, kFree, kRenew, kStat, kList, kPools };
+  enum class Op : uint8_t { kCreate, kFork, kTruncate, kFree, kRenew, kStat, kList };
   explicit ControlRequest(Op control_op) : Request(Kind::kControl), op(control_op) {}
 
   const Op op;
   // kCreate: model, count, expected_tokens, ttl_ms -> handles. kFork: handles[0] is the parent.
   // kTruncate: handles, seq_lens. kFree, kRenew, kStat: handles. kList: model (-1: all), count,
-  // list_after (0: from the start) -> infos, list_next (0: that was the last). kPools -> pools.
+  // list_after (0: from the start) -> infos, list_next (0: that was the last).
   int32_t model = -1;
   int32_t count = 1;
   int64_t expected_tokens = 0;
@@ -171,7 +162,6 @@ struct ControlRequest : Request {
   // Out.
   std::vector<absl::Status> item_status;  // [handles] of kTruncate, kFree, kRenew, kStat
   std::vector<SequenceInfo> infos;
-  std::vector<PoolInfo> pools;
   uint64_t list_next = 0;
   // The engine's own: sequences that the request names and holds.
   std::vector<cache::SeqIndex> held;

@@ -114,12 +114,13 @@ TEST_P(Threads, AnIdleEngineSleepsAndWakesForACall) {
   std::thread runner([&rig] { EXPECT_TRUE(rig.engine->Run().ok()); });
   for (int32_t i = 0; i < 20; ++i) {
     rig.clock.AdvanceUs(1000);  // it has been idle for long: it sleeps at its next look
-    ControlCall pools(rig.engine, engine::ControlRequest::Op::kPools);
+    ControlCall create(rig.engine, engine::ControlRequest::Op::kCreate);
     WaitingDone done;
-    pools.request.done = &done;
-    ASSERT_TRUE(pools.Submit().ok());
+    create.request.model = 0;
+    create.request.done = &done;
+    ASSERT_TRUE(create.Submit().ok());
     done.Wait();
-    EXPECT_EQ(pools.request.pools.size(), 1u);
+    EXPECT_EQ(create.request.handles.size(), 1u);
   }
   rig.engine->Drain();
   runner.join();

@@ -172,7 +172,7 @@ void World::End() {
   }
   if (!is_ok()) return;
   if (!all_answered()) Complain("a call was never answered");
-  ControlCall after(engine_.get(), engine::ControlRequest::Op::kPools);
+  ControlCall after(engine_.get(), engine::ControlRequest::Op::kList);
   if (has_fault_ || is_draining_) {
     while (engine_->Step()) Trace("turn to the end");
     if (!absl::IsUnavailable(after.Submit())) Complain("work is taken after the end");
