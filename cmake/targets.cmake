@@ -4,8 +4,9 @@
 # fp8kvd_binary(name SRCS … DEPS …)   an executable in bin/.
 # fp8kvd_test(name [SERIAL] SRCS … DEPS … SKIP_UNDER …)   a GoogleTest binary and a ctest of that
 #   name. SERIAL: nothing runs beside it (it measures time). SKIP_UNDER: not built in asan or tsan.
-# fp8kvd_python_test(name [SERIAL] SCRIPT file.py NEEDS … SKIP_UNDER …)   a ctest that runs a Python
-#   program of the source tree; NEEDS are the targets that it starts, found in FP8KVD_BIN_DIR.
+# fp8kvd_python_test(name [SERIAL] SCRIPT file.py PYTHON … NEEDS … SKIP_UNDER …)   a ctest that runs
+#   a Python program of the source tree; NEEDS are the targets that it starts, found in
+#   FP8KVD_BIN_DIR. PYTHON: another than that of build/venv.
 #   A test of another kind says which targets tests/run builds for it: LABELS needs=TARGET.
 #   A test's time limit stands in tests/budget.txt; one without a line there does not configure.
 # fp8kvd_check_visibility()           after all folders: fails on an edge that VISIBLE_TO refuses.
@@ -104,12 +105,15 @@ function(fp8kvd_test name)
 endfunction()
 
 function(fp8kvd_python_test name)
-  cmake_parse_arguments(A "SERIAL" "SCRIPT" "NEEDS;SKIP_UNDER" ${ARGN})
+  cmake_parse_arguments(A "SERIAL" "SCRIPT;PYTHON" "NEEDS;SKIP_UNDER" ${ARGN})
   if(FP8KVD_BUILD_KIND IN_LIST A_SKIP_UNDER)
     return()
   endif()
+  if(NOT A_PYTHON)
+    set(A_PYTHON ${FP8KVD_PYTHON})
+  endif()
   list(TRANSFORM A_NEEDS PREPEND "needs=")
-  add_test(NAME ${name} COMMAND ${FP8KVD_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${A_SCRIPT}
+  add_test(NAME ${name} COMMAND ${A_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${A_SCRIPT}
     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   fp8kvd_budget(${name})
   set(environment FP8KVD_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}

@@ -18,7 +18,7 @@ CONFIGURE_SECONDS_MAX = 300
 BUILD_SECONDS_MAX = 2400
 RUN_SECONDS_MAX = 3000
 # Labels that make a group of their own; every other test belongs to the group of its build.
-GROUP_LABELS = ("style", "fuzz", "cuda")
+GROUP_LABELS = ("style", "fuzz", "cuda", "hf")
 
 
 @dataclasses.dataclass
@@ -105,6 +105,35 @@ def _without_address_randomization():
     except FileNotFoundError:
         return []
     return prefix if works.returncode == 0 else []
+
+
+class Beside:
+    """A command that runs while other things are done; what is left of it ends with the block."""
+
+    def __init__(self, title, command):
+        self._title, self._start = title, time.monotonic()
+        print(f"==> {title}: begun", flush=True)
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL,
+                                         start_new_session=True)
+
+    def wait(self, seconds):
+        """Whether it succeeded, at the latest after so long."""
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = f"not done after {seconds} s, its limit"
+        word = "FAILED" if status else "done"
+        print(f"==> {self._title}: {word} {time.monotonic() - self._start:.1f} s after it began",
+              flush=True)
+        return status == 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def _step(title, command, seconds, quiet=False, environment=None):

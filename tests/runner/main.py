@@ -1,6 +1,7 @@
 """Builds and runs the tests; tests/run starts it after the packages are there."""
 
 import argparse
+import contextlib
 import re
 import signal
 import sys
@@ -16,11 +17,13 @@ A NAME is a group or a test:
   style               layout, layers, sizes, clang-format, clang-tidy
   fuzz                the fuzz targets, each for a bounded time
   cuda                the CUDA code; with a GPU also its kernels
+  hf                  Hugging Face models; fetches torch, transformers and two models: gigabytes
   kernels_cpu_test    one test, in every build that has it; asan/kernels_cpu_test: in one build
   'cache_.*'          tests whose whole name matches
 """
+HF_ENVIRONMENT_SECONDS_MAX = 1200
 # In which build the tests of a group stand, where the group is not itself a build.
-BUILD_OF_GROUP = {"style": "release", "cuda": "release", "fuzz": "asan"}
+BUILD_OF_GROUP = {"style": "release", "cuda": "release", "hf": "release", "fuzz": "asan"}
 
 
 def parse(arguments):
@@ -56,9 +59,17 @@ def run_build(build, names):
     tests = [test for test in build.tests
              if not names or any(matches(name, test) for name in names)]
     results = []
-    if tests and not build.build(tests, everything=not names and build.preset == "release"):
-        results.append(report.Result(f"{build.preset}/build", False, 0, 0,
-                                     "does not build; the compiler's message stands above"))
+    with contextlib.ExitStack() as ends:
+        beside = None
+        if any(test.group == "hf" for test in tests):
+            beside = ends.enter_context(builds.Beside(
+                "hf: environment", [sys.executable, "tests/runner/hf_environment.py"]))
+        if tests and not build.build(tests, everything=not names and build.preset == "release"):
+            results.append(report.Result(f"{build.preset}/build", False, 0, 0,
+                                         "does not build; the compiler's message stands above"))
+        if beside and not beside.wait(HF_ENVIRONMENT_SECONDS_MAX):
+            results.append(report.Result("hf/environment", False, 0, 0,
+                                         "cannot be made; its message stands above"))
     return results + (build.run(tests) if tests else [])
 
 

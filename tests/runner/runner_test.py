@@ -137,5 +137,25 @@ class Names(unittest.TestCase):
             self.assertFalse(main.matches(name, TEST), name)
 
 
+class Beside(unittest.TestCase):
+    def test_it_is_waited_for(self):
+        with contextlib.redirect_stdout(io.StringIO()):
+            for status, succeeds in ((0, True), (3, False)):
+                with builds.Beside("x", ["sh", "-c", f"exit {status}"]) as beside:
+                    self.assertEqual(beside.wait(20), succeeds)
+
+    def test_it_ends_with_the_block_and_all_that_it_started(self):
+        with tempfile.TemporaryDirectory() as folder:
+            fifo = pathlib.Path(folder) / "fifo"
+            os.mkfifo(fifo)
+            reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+            self.addCleanup(os.close, reader)
+            with contextlib.redirect_stdout(io.StringIO()), \
+                    builds.Beside("x", ["sh", "-c", f"sleep 600 > {fifo} & wait"]) as beside:
+                self.assertFalse(beside.wait(1))
+            ended, _, _ = select.select([reader], [], [], 10)  # its last writer is gone
+            self.assertEqual(ended, [reader])
+
+
 if __name__ == "__main__":
     unittest.main()

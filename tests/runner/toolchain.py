@@ -11,6 +11,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 VENV = ROOT / "build" / "venv"
 VENV_PYTHON = VENV / "bin" / "python3"
 CUDA = ROOT / "build" / "cuda-pypi"
+HF_VENV = ROOT / "build" / "venv-hf"
+HF_TESTS = ROOT / "tests" / "hf"
 SYSTEM_NVCC = pathlib.Path("/usr/local/cuda/bin/nvcc")
 # A toolkit root comes together from these; their minor version is one release of CUDA.
 CUDA_PACKAGES = [f"nvidia-{part}==13.0.*"
@@ -40,16 +42,33 @@ def _run(command, what, seconds):
 
 def ensure_venv():
     """build/venv with exactly the versions of tests/requirements.txt; quick when it is there."""
-    requirements = ROOT / "tests" / "requirements.txt"
-    stamp = VENV / "requirements.sha256"
-    wanted = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
-    if VENV_PYTHON.exists() and stamp.exists() and stamp.read_text() == wanted:
+    _ensure_venv(VENV, {ROOT / "tests" / "requirements.txt": []})
+
+
+def ensure_hf_venv():
+    """build/venv-hf: torch, transformers of today, those of before in its folder transformers4, and
+    two small models. Some gigabytes, a few minutes; quick when it is there."""
+    _ensure_venv(HF_VENV, {
+        HF_TESTS / "requirements.txt": [],
+        HF_TESTS / "models.txt": ["--no-deps"],  # which would build a whole engine
+        HF_TESTS / "transformers4.txt": ["--no-deps", "--target", HF_VENV / "transformers4"]})
+
+
+def _ensure_venv(venv, requirements):
+    """Files of requirements, and how pip takes each."""
+    stamp, python = venv / "requirements.sha256", venv / "bin" / "python3"
+    pins = b"".join(path.read_bytes() for path in requirements)
+    wanted = hashlib.sha256(pins + sys.version.encode()).hexdigest()
+    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return
-    print("python: making build/venv from tests/requirements.txt", flush=True)
-    _run([sys.executable, "-m", "venv", "--clear", VENV], "python3 -m venv", 120)
-    _run([VENV_PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-q",
-          "-r", requirements], "pip install of tests/requirements.txt", PIP_SECONDS_MAX)
+    name = venv.relative_to(ROOT)
+    print(f"python: making {name}", flush=True)
+    _run([sys.executable, "-m", "venv", "--clear", venv], "python3 -m venv", 120)
+    for path, arguments in requirements.items():
+        _run([python, "-m", "pip", "install", "--disable-pip-version-check", "-q", *arguments,
+              "-r", path], f"pip install of {path.relative_to(ROOT)}", PIP_SECONDS_MAX)
     stamp.write_text(wanted)
+    print(f"python: {name} is there", flush=True)
 
 
 def find_nvcc():
