@@ -1,6 +1,5 @@
 #include "server/daemon.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -25,39 +24,22 @@
 #include "server/device.h"
 #include "server/engine/append_step.h"
 #include "server/engine/engine.h"
+#include "server/housekeeping.h"
 #include "server/malloc_options.h"
 #include "server/ops/http.h"
 #include "server/ops/log.h"
 #include "server/ops/metrics.h"
+#include "server/ops/notify.h"
 #include "server/ops/readiness.h"
+#include "server/process_limits.h"
+#include "server/reload.h"
 #include "server/rpc/server.h"
 #include "server/rpc/tls.h"
+#include "server/signals.h"
 #include "server/version.h"
 
 namespace fp8kvd {
 namespace {
-
-// Blocks the signals that are meant for the daemon, for this and all later threads; Wait takes them.
-class Signals {
- public:
-  Signals() {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGHUP);
-    sigaddset(&set_, SIGTERM);
-    sigaddset(&set_, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-    std::signal(SIGPIPE, SIG_IGN);
-  }
-  int Wait() const {
-    int signal = 0;
-    while (sigwait(&set_, &signal) != 0) {
-    }
-    return signal;
-  }
-
- private:
-  sigset_t set_;
-};
 
 uint64_t RandomIncarnation() {
   std::random_device device;
@@ -101,6 +83,7 @@ struct Parts {
   std::vector<config::ModelPools> pools;
   std::unique_ptr<engine::Engine> engine;
   translate::Catalog catalog;
+  std::unique_ptr<Housekeeping> housekeeping;
   std::unique_ptr<ops::HttpServer> http;
   std::unique_ptr<EngineThread> engine_thread;
   std::unique_ptr<rpc::Tokens> tokens;  // null: nobody needs one
@@ -172,23 +155,6 @@ void FillCatalog(const config::Loaded& loaded, Parts* parts) {
   }
 }
 
-std::string StatusPage(const Parts& parts) {
-  const engine::EngineStats stats = parts.engine->stats();
-  std::string text = absl::StrCat("fp8kvd ", kVersion, "\nstate: ", parts.readiness.Why(),
-                                  "\ndevice: ", parts.catalog.device_kind, ", ",
-                                  parts.catalog.device_name, "\nsequences: ", stats.seqs,
-                                  "\nitems waiting or running: ", stats.queue_items, "\n");
-  for (const translate::CatalogModel& model : parts.catalog.models) {
-    absl::StrAppend(&text, "model ", model.geometry.name, ": ", model.precision_reason, "\n");
-  }
-  for (const engine::PoolStats& pool : stats.pools) {
-    absl::StrAppend(&text, "pages of ", parts.catalog.models[pool.model].geometry.name, " group ",
-                    pool.group, ": ", pool.pages_used, " used, ", pool.pages_free, " free, ",
-                    pool.pages_total, " total\n");
-  }
-  return text;
-}
-
 absl::Status MakeLocks(const config::Options& options, Parts* parts, rpc::Locks* locks) {
   auto credentials = rpc::MakeCredentials(
       options.security, [](const std::string& text) { spdlog::warn("{}", text); });
@@ -207,7 +173,7 @@ absl::Status MakeLocks(const config::Options& options, Parts* parts, rpc::Locks*
 }
 
 // At SIGHUP. Certificates need none: they are looked at as connections come.
-void Reload(const Parts& parts) {
+void ReloadTokens(const Parts& parts) {
   if (parts.tokens == nullptr) return;
   const absl::Status status = parts.tokens->Reload();
   if (status.ok()) {
@@ -255,7 +221,8 @@ absl::Status StartDoors(const config::Loaded& loaded, Parts* parts) {
   absl::StatusOr<std::unique_ptr<ops::HttpServer>> http = ops::HttpServer::Start(
       options.http_address, {.readiness = &parts->readiness,
                              .metrics = [parts] { return parts->metrics.Scrape(); },
-                             .status = [parts] { return StatusPage(*parts); }});
+                             .status_json = [parts] { return parts->housekeeping->StatusJson(); },
+                             .is_stalled = [parts] { return parts->housekeeping->is_stalled(); }});
   if (!http.ok()) return http.status();
   parts->http = *std::move(http);
   return absl::OkStatus();
@@ -290,6 +257,9 @@ absl::Status Start(const config::Loaded& loaded, Parts* parts) {
   absl::Status status = StartEngine(loaded, parts);
   if (!status.ok()) return status;
   FillCatalog(loaded, parts);
+  parts->housekeeping =
+      std::make_unique<Housekeeping>(parts->catalog, &parts->readiness, &parts->metrics,
+                                     &parts->clock, [parts] { return parts->engine->stats(); });
   parts->engine_thread = std::make_unique<EngineThread>(parts->engine.get());
   status = StartDoors(loaded, parts);
   if (!status.ok()) return status;
@@ -308,15 +278,55 @@ absl::Status Start(const config::Loaded& loaded, Parts* parts) {
   return absl::OkStatus();
 }
 
+// Serves until a signal stops it, which it returns.
+int ServeUntilStopped(const Signals& signals, const ops::Notifier& notifier,
+                      const LoadConfig& load_again, config::Loaded* loaded, Parts* parts) {
+  std::chrono::milliseconds interval(ops::History::kIntervalMs);
+  if (notifier.watchdog().count() > 0) {
+    interval = std::min(
+        interval, std::chrono::duration_cast<std::chrono::milliseconds>(notifier.watchdog() / 3));
+  }
+  for (;;) {
+    parts->housekeeping->Look();
+    // An engine that is stuck is not alive: systemd ends the process and starts another.
+    if (!parts->housekeeping->is_stalled()) notifier.Alive();
+    const int signal = signals.WaitFor(interval);
+    if (signal == SIGHUP) {
+      notifier.Tell("RELOADING=1", "reads its configuration again");
+      ReloadConfig(load_again, loaded);
+      ReloadTokens(*parts);
+      notifier.Tell("READY=1", "serves");
+    } else if (signal != 0) {
+      return signal;
+    }
+  }
+}
+
+// Sums that must agree once everything was answered.
+void LogDrained(const engine::EngineStats& stats) {
+  uint64_t taken = 0;
+  uint64_t answered = 0;
+  uint64_t failed = 0;
+  for (int32_t i = 0; i < engine::EngineStats::kKinds; ++i) {
+    taken += stats.requests_taken_total[i];
+    answered += stats.requests_answered_total[i];
+    failed += stats.requests_failed_total[i];
+  }
+  spdlog::info("drained: {} requests taken, {} answered, {} of them with an error", taken, answered,
+               failed);
+}
+
 }  // namespace
 
-int RunDaemon(const config::Loaded& loaded) {
+int RunDaemon(config::Loaded loaded, const LoadConfig& load_again) {
   const Signals signals;
+  const ops::Notifier notifier;
   TuneMalloc();
   ops::SetUpLog(loaded.options.log);
   // Else every message that a client spoils is a line of protobuf's own on stderr; whoever parses
   // answers with a Status.
   google::protobuf::SetLogHandler(nullptr);
+  spdlog::info("{}", SetProcessLimits());
   for (const std::string& warning : loaded.warnings) spdlog::warn("{}", warning);
   const std::chrono::milliseconds patience(loaded.options.drain.drain_ms_max);
   Parts parts;
@@ -326,20 +336,18 @@ int RunDaemon(const config::Loaded& loaded) {
     if (parts.engine_thread != nullptr) Drain(patience, &parts);
     return kExitNotStarted;
   }
-  int signal = signals.Wait();
-  while (signal == SIGHUP) {
-    Reload(parts);
-    signal = signals.Wait();
-  }
+  notifier.Tell("READY=1", "serves");
+  const int signal = ServeUntilStopped(signals, notifier, load_again, &loaded, &parts);
   const bool failed = parts.engine_thread->failed();
   parts.readiness.Set(failed ? ops::State::kFailed : ops::State::kDraining);
+  notifier.Tell("STOPPING=1", parts.readiness.Why());
   if (!failed) spdlog::info("signal {}: draining for at most {} ms", signal, patience.count());
   Drain(patience, &parts);
   if (parts.engine_thread->failed()) {
     spdlog::error("the device failed: {}", std::string(parts.engine_thread->status().message()));
     return kExitDeviceFailed;
   }
-  spdlog::info("drained");
+  LogDrained(parts.engine->stats());
   return kExitDrained;
 }
 

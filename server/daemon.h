@@ -5,10 +5,14 @@
 //   own is 2, for flags and configurations that it refuses.
 // SIGHUP reads tokens_file again; TLS files are read when they change.
 // Threads: fixed once ready: this one, the engine's with its workers, pollers, one helper, two for
-// HTTP. Signals: SIGTERM and SIGINT drain; a second one while draining changes nothing.
+//   HTTP.
+// Signals: SIGTERM and SIGINT drain; a second one while draining changes nothing. SIGHUP reads the
+//   configuration (reload.h) and tokens_file again; TLS files are read when they change. Under
+//   systemd (ops/notify.h) it says when it is ready, reloads, stops and is alive.
 #pragma once
 
 #include "config/load.h"
+#include "server/reload.h"
 
 namespace fp8kvd {
 
@@ -17,6 +21,7 @@ inline constexpr int kExitNotStarted = 1;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitDeviceFailed = 3;
 
-int RunDaemon(const config::Loaded& loaded);
+// load_again: reads flags, environment and file once more, for SIGHUP (reload.h).
+int RunDaemon(config::Loaded loaded, const LoadConfig& load_again);
 
 }  // namespace fp8kvd

@@ -48,7 +48,7 @@ int Main(int argc, char** argv) {
     std::fputs(report->c_str(), stdout);
     return 0;
   }
-  return RunDaemon(*loaded);
+  return RunDaemon(*loaded, [&] { return config::Load(*command_line, environment); });
 }
 
 }  // namespace

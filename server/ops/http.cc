@@ -8,39 +8,65 @@
 #include "absl/strings/str_cat.h"
 #include <civetweb.h>
 
+#include "server/ops/statusz.h"
+
 namespace fp8kvd::ops {
 namespace {
 
-int Send(mg_connection* connection, int code, const char* reason, const std::string& text) {
+// Prometheus wants the version; browsers and people take it as text.
+constexpr char kText[] = "text/plain; version=0.0.4; charset=utf-8";
+constexpr char kJson[] = "application/json";
+// The page may run its own script and ask its own server: nothing else comes in or goes out.
+constexpr char kHtml[] =
+    "text/html; charset=utf-8\r\n"
+    "Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src "
+    "'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'";
+
+int Send(mg_connection* connection, int code, const char* reason, const char* type,
+         const std::string& text) {
   mg_printf(connection,
-            "HTTP/1.1 %d %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nX-Content-Type-Options: nosniff\r\n"
             "Content-Length: %zu\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n",
-            code, reason, text.size());
+            code, reason, type, text.size());
   mg_write(connection, text.data(), text.size());
   return code;
 }
 
+int SendIf(bool good, mg_connection* connection, const std::string& text) {
+  return good ? Send(connection, 200, "OK", kText, text)
+              : Send(connection, 503, "Service Unavailable", kText, text);
+}
+
 const HttpPages& PagesOf(void* server) { return static_cast<HttpServer*>(server)->pages(); }
 
-int OnLive(mg_connection* connection, void*) { return Send(connection, 200, "OK", "alive\n"); }
+int OnLive(mg_connection* connection, void* server) {
+  const bool is_stalled = PagesOf(server).is_stalled();
+  return SendIf(
+      !is_stalled, connection,
+      is_stalled ? "stalled: work waits and none was finished for a minute\n" : "alive\n");
+}
 
 int OnReady(mg_connection* connection, void* server) {
   const Readiness& readiness = *PagesOf(server).readiness;
-  const std::string why = absl::StrCat(readiness.Why(), "\n");
-  return readiness.is_ready() ? Send(connection, 200, "OK", why)
-                              : Send(connection, 503, "Service Unavailable", why);
+  return SendIf(readiness.is_ready(), connection, absl::StrCat(readiness.Why(), "\n"));
 }
 
 int OnMetrics(mg_connection* connection, void* server) {
-  return Send(connection, 200, "OK", PagesOf(server).metrics());
+  return Send(connection, 200, "OK", kText, PagesOf(server).metrics());
 }
 
-int OnStatus(mg_connection* connection, void* server) {
-  return Send(connection, 200, "OK", PagesOf(server).status());
+int OnStatus(mg_connection* connection, void*) {
+  return Send(connection, 200, "OK", kHtml, kStatusPage);
+}
+
+int OnStatusJson(mg_connection* connection, void* server) {
+  return Send(connection, 200, "OK", kJson, PagesOf(server).status_json());
 }
 
 int OnOther(mg_connection* connection, void*) {
-  return Send(connection, 404, "Not Found", "here are /livez /readyz /metrics /statusz\n");
+  return Send(connection, 404, "Not Found", kText,
+              "here are /livez /readyz /metrics /statusz /statusz.json\n");
 }
 
 // Where a process of this machine reaches who listens on the address.
@@ -89,6 +115,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
   mg_set_request_handler(self->context_, "/readyz", OnReady, self.get());
   mg_set_request_handler(self->context_, "/metrics", OnMetrics, self.get());
   mg_set_request_handler(self->context_, "/statusz", OnStatus, self.get());
+  mg_set_request_handler(self->context_, "/statusz.json", OnStatusJson, self.get());
   return self;
 }
 

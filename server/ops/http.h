@@ -1,8 +1,8 @@
 // server/ops/http.h: the port for people, probes and Prometheus.
-//   /livez    200 while the process runs
-//   /readyz   200 when it takes work, else 503 with the reason
-//   /metrics  the scrape
-//   /statusz  a page of text
+//   /livez         200, or 503 once the engine is stuck, which only a new process mends
+//   /readyz        200 when it takes work, else 503 with the reason
+//   /metrics       the scrape
+//   /statusz       the status page (statusz.h), /statusz.json what it draws
 //
 // Threads: two of its own, whatever the number of connections.
 // Errors: UNAVAILABLE where the address cannot be listened on.
@@ -25,7 +25,8 @@ namespace fp8kvd::ops {
 struct HttpPages {
   const Readiness* readiness = nullptr;
   std::function<std::string()> metrics;
-  std::function<std::string()> status;
+  std::function<std::string()> status_json;
+  std::function<bool()> is_stalled;
 };
 
 class HttpServer {

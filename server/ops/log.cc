@@ -111,6 +111,8 @@ std::string JsonEscaped(absl::string_view text) {
   });
 }
 
+void SetLogLevel(config::LogLevel level) { spdlog::default_logger()->set_level(ToLevel(level)); }
+
 void SetUpLog(const config::LogOptions& options) {
   const bool is_json = options.log_format == config::LogFormat::kJson;
   auto formatter = std::make_unique<spdlog::pattern_formatter>(spdlog::pattern_time_type::utc);

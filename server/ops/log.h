@@ -14,6 +14,8 @@
 namespace fp8kvd::ops {
 
 void SetUpLog(const config::LogOptions& options);
+// From now on; any thread.
+void SetLogLevel(config::LogLevel level);
 
 // Printable ASCII and valid UTF-8 stay; everything else becomes \n, \t or \xNN.
 std::string Escaped(absl::string_view text);

@@ -1,5 +1,5 @@
-"""The Helm chart: rendered by Helm's own engine (its Go library, from PyPI), held against the schemas
-of Kubernetes, and its configuration and flags given to the daemon."""
+"""The Helm chart: rendered by Helm's own engine (its Go library, from PyPI), held against the
+schemas of Kubernetes, and its configuration and flags given to the daemon."""
 
 import json
 import pathlib

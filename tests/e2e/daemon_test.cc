@@ -154,7 +154,8 @@ TEST(Daemon, ServesProbesMetricsAndStatus) {
   EXPECT_THAT(metrics, HasSubstr("fp8kvd_seqs 3"));
   EXPECT_THAT(metrics, HasSubstr(R"(fp8kvd_calls_total{method="CreateSequences",code="OK"} 1)"));
   EXPECT_THAT(metrics, HasSubstr(R"(fp8kvd_pages{model="m8",group="0",state="free"})"));
-  EXPECT_THAT(HttpGet(port, "/statusz"), HasSubstr("sequences: 3"));
+  EXPECT_THAT(HttpGet(port, "/statusz"), HasSubstr("<title>fp8kvd</title>"));
+  EXPECT_THAT(HttpGet(port, "/statusz.json"), HasSubstr("\"now\":{\"seqs\":3,"));
   EXPECT_THAT(HttpGet(port, "/other"), HasSubstr("404"));
 }
 

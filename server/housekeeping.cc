@@ -1,0 +1,73 @@
+#include "server/housekeeping.h"
+
+#include <chrono>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "config/cache_share.h"
+#include "config/layer_list.h"
+
+namespace fp8kvd {
+namespace {
+
+int64_t UnixMs() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+ops::StatusFacts FactsOf(const translate::Catalog& catalog) {
+  ops::StatusFacts facts{.version = catalog.version,
+                         .incarnation = absl::StrCat(absl::Hex(catalog.incarnation)),
+                         .device_kind = catalog.device_kind,
+                         .device_name = catalog.device_name,
+                         .start_ms = UnixMs(),
+                         .models = {}};
+  for (const translate::CatalogModel& from : catalog.models) {
+    ops::StatusFacts::Model model{.name = from.geometry.name,
+                                  .layers = from.geometry.layers,
+                                  .q_heads = from.geometry.q_heads,
+                                  .kv_heads = from.geometry.kv_heads,
+                                  .head_dim = from.geometry.head_dim,
+                                  .precision_reason = from.precision_reason,
+                                  .groups = {}};
+    for (size_t i = 0; i < from.geometry.groups.size(); ++i) {
+      const LayerGroup& group = from.geometry.groups[i];
+      model.groups.push_back({.layers = config::FormatLayerList(group.layers),
+                              .window = group.window,
+                              .precision = config::PrecisionName(group.precision),
+                              .page_bytes = from.group_page_bytes[i]});
+    }
+    facts.models.push_back(std::move(model));
+  }
+  return facts;
+}
+
+}  // namespace
+
+Housekeeping::Housekeeping(const translate::Catalog& catalog, const ops::Readiness* readiness,
+                           const ops::Metrics* metrics, const engine::Clock* clock,
+                           std::function<engine::EngineStats()> stats)
+    : facts_(FactsOf(catalog)),
+      readiness_(readiness),
+      metrics_(metrics),
+      clock_(clock),
+      stats_(std::move(stats)) {}
+
+ops::Totals Housekeeping::TotalsNow() const {
+  return {.time_ms = UnixMs(), .engine = stats_(), .calls = metrics_->Calls()};
+}
+
+void Housekeeping::Look() {
+  ops::Totals totals = TotalsNow();
+  progress_.Look(clock_->NowUs() / 1000, totals.engine);
+  history_.Add(std::move(totals));
+}
+
+std::string Housekeeping::StatusJson() const {
+  return ops::StatusJson(facts_, *readiness_, TotalsNow(), history_);
+}
+
+}  // namespace fp8kvd

@@ -1,0 +1,46 @@
+// server/housekeeping.h: what the main thread does while others serve: it looks at the counters
+// every two seconds, keeps the last minutes for the status page, and judges whether the engine
+// gets on.
+//
+// Threads: Look on one; the rest on any.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "server/engine/clock.h"
+#include "server/ops/history.h"
+#include "server/ops/metrics.h"
+#include "server/ops/progress.h"
+#include "server/ops/readiness.h"
+#include "server/ops/statusz.h"
+#include "server/translate/catalog.h"
+
+namespace fp8kvd {
+
+class Housekeeping {
+ public:
+  // All outlive it. stats may be called on any thread.
+  Housekeeping(const translate::Catalog& catalog, const ops::Readiness* readiness,
+               const ops::Metrics* metrics, const engine::Clock* clock,
+               std::function<engine::EngineStats()> stats);
+
+  // Every History::kIntervalMs.
+  void Look();
+
+  bool is_stalled() const { return progress_.is_stalled(); }
+  std::string StatusJson() const;
+
+ private:
+  ops::Totals TotalsNow() const;
+
+  const ops::StatusFacts facts_;
+  const ops::Readiness* const readiness_;
+  const ops::Metrics* const metrics_;
+  const engine::Clock* const clock_;
+  const std::function<engine::EngineStats()> stats_;
+  ops::Progress progress_;
+  ops::History history_;
+};
+
+}  // namespace fp8kvd
