@@ -83,15 +83,27 @@ class Replies(unittest.TestCase):
                 self.assertEqual(bytes(_wire.decode_response(raw[:end]).out), want)
 
     def test_what_lies_aligned_is_not_copied(self):
-        raw = bytes(64)
-        self.assertFalse(_wire.array_of(memoryview(raw)[4:], np.float32, (15,)).flags.owndata)
-        unaligned = _wire.array_of(memoryview(raw)[1:61], np.float32, (3, 5))
-        self.assertTrue(unaligned.flags.aligned and unaligned.flags.owndata)
+        """bytes begin at a multiple of 16, so a result behind 4 others does, and behind 3 not."""
+        for before, copied in (({}, True), ({"request_id": 1}, False)):
+            raw = kv.DecodeResponse(out=bytes(60), **before).SerializeToString()
+            self.assertEqual(raw.index(bytes(60)) % 4 != 0, copied)
+            array = _wire.decode_response(raw).array(np.float32, (3, 5))
+            self.assertTrue(array.flags.aligned)
+            self.assertEqual(array.flags.writeable, copied)
+            np.testing.assert_array_equal(array, 0)
 
     def test_a_result_of_another_size_is_refused(self):
         for size in (12, 20):
+            reply = _wire.decode_response(kv.DecodeResponse(out=bytes(size)).SerializeToString())
             with self.assertRaises((ValueError, TypeError)):
-                _wire.array_of(memoryview(bytes(size)), np.float32, (2, 2))
+                reply.array(np.float32, (2, 2))
+
+    def test_lse_of_another_size_is_refused(self):
+        raw = kv.DecodeResponse(out=bytes(8), lse=bytes(8)).SerializeToString()
+        reply = _wire.decode_response(raw)
+        self.assertEqual(_wire.lse_of(reply, (1, 2)).tolist(), [[0, 0]])
+        with self.assertRaisesRegex(ValueError, "8 bytes of lse"):
+            _wire.lse_of(reply, (1, 3))
 
 
 if __name__ == "__main__":

@@ -205,20 +205,21 @@ class DecodeArgs:
     want_lse: bool = False
     out_type: OutType | None = None
     out: Tensor | None = None
+    fp32: bool = dataclasses.field(init=False)  # the type of the result
 
-    @property
-    def fp32(self) -> bool:
-        """The type of the result."""
-        return not self.q_rows.bf16 if self.out_type is None else self.out_type == "fp32"
+    def __post_init__(self) -> None:
+        out_type = self.out_type
+        self.fp32 = not self.q_rows.bf16 if out_type is None else out_type == "fp32"
 
 
 def decode(args: DecodeArgs, request_id: int = 0, timeout_s: float = 0) -> Call[DecodeReply]:
     """request_id and timeout_s are for a stream."""
     if args.out is not None:
         _check_out(args)
+    sink_logits = tuple(map(float, args.sink_logits)) if len(args.sink_logits) else ()
     head = _decode_head(args.model, args.layer, tuple(args.handles), tuple(args.q_lens),
-                        tuple(map(float, args.sink_logits)), args.omit_sinks, args.want_lse,
-                        args.fp32, _milliseconds(timeout_s))
+                        sink_logits, args.omit_sinks, args.want_lse, args.fp32,
+                        _milliseconds(timeout_s) if timeout_s else 0)
     request = _wire.decode_request(head, request_id, args.positions, args.q_rows.bits,
                                    args.k_rows and args.k_rows.bits,
                                    args.v_rows and args.v_rows.bits)
@@ -243,28 +244,30 @@ def _decode_head(model: str, layer: int, handles: tuple[Handle, ...], q_lens: tu
 
 def read_decode(reply: _wire.Reply, args: DecodeArgs) -> tuple[DecodeReply, Sequence[ItemError]]:
     """The result as tensors of the kind of q."""
-    shape, fp32 = args.q_rows.shape, args.fp32
+    shape, fp32, q = args.q_rows.shape, args.fp32, args.q
     out: Tensor
     if args.out is not None:
         out = args.out
-        array = _wire.array_of(reply.out, np.float32 if fp32 else np.uint16, shape)
-        _tensors.to_numpy(out)[...] = array
+        _tensors.to_numpy(out)[...] = reply.array(np.float32 if fp32 else np.uint16, shape)
     elif fp32:
-        out = _tensors.like(args.q, _wire.array_of(reply.out, np.float32, shape))
+        out = _tensors.like(q, reply.array(np.float32, shape))
+    elif type(q) is np.ndarray and args.q_rows.bf16:
+        out = reply.array(q.dtype, shape)
     else:
-        dtype = _tensors.bf16_dtype_like(args.q)
-        out = _tensors.bf16_like(args.q, _wire.array_of(reply.out, dtype, shape))
-    small, lse = reply.small, None
+        dtype = _tensors.bf16_dtype_like(q)
+        out = _tensors.bf16_like(q, reply.array(dtype, shape))
+    if reply.plain and not args.want_lse:
+        return DecodeReply(out, None, (), reply), ()
+    lse, item_errors = None, _item_errors(reply.small.item_errors)
     if args.want_lse:
-        lse = _tensors.like(args.q, _wire.array_of(small.lse, np.float32, shape[:-1]))
-    item_errors = _item_errors(small.item_errors) if small.item_errors else ()
-    return DecodeReply(out, lse, item_errors, small.timings), item_errors
+        lse = _tensors.like(q, _wire.lse_of(reply, shape[:-1]))
+    return DecodeReply(out, lse, item_errors, reply), item_errors
 
 
 def stream_result(reply: _wire.Reply, call: Call[DecodeReply], args: DecodeArgs, target: str
                   ) -> DecodeReply | errors.Error:
     """What a stream's reply comes to for its call."""
-    if reply.small.HasField("error"):
+    if not reply.plain and reply.small.HasField("error"):
         item = _item_error(0, reply.small.error)
         return errors.from_code(item.code, "DecodeStream", target, item.message,
                                 item.retry_after_s or None)

@@ -54,7 +54,8 @@ class Core:
     def run(self, call: _calls.Call[T], timeout_s: float | None = None) -> T:
         """Makes a call, again where a retry helps, and raises what failed."""
         left_s = timeout_s or self.options.timeout_s
-        retry = _options.Retry(self.options, left_s)
+        deadline = time.monotonic() + left_s
+        retry: _options.Retry | None = None  # most calls need none
         invoke = self._stubs.unary[call.name]
         while True:
             try:
@@ -62,10 +63,14 @@ class Core:
             except (grpc.RpcError, ValueError) as raised:
                 error = self._error_of(raised, call.name)
             else:
-                result, item_errors = call.read_reply(raw, self.options.target)
+                try:
+                    result, item_errors = call.read(raw)
+                except _calls.UNREADABLE as raised:
+                    raise _calls.unreadable(call.name, self.options.target, raised) from None
                 if not item_errors:
                     return result
                 error = call.failure(self.options.target, result, item_errors)
+            retry = retry or _options.Retry(self.options, deadline - time.monotonic())
             delay = retry.next_s(error)
             if delay is None or not self.wait(delay):
                 raise self.explained(error, call) from None

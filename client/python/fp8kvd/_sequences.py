@@ -68,8 +68,11 @@ def handle_of(sequence: AnySequence) -> Handle:
     return sequence.handle if isinstance(sequence, SequenceState) else sequence
 
 
-def handles_of(sequences: Sequence[AnySequence]) -> list[Handle]:
-    return [handle_of(sequence) for sequence in sequences]
+def handles_of(sequences: Sequence[AnySequence]) -> Sequence[Handle]:
+    if len(sequences) == 1:
+        return (handle_of(sequences[0]),)
+    return [sequence.handle if isinstance(sequence, SequenceState) else sequence
+            for sequence in sequences]
 
 
 def decode_args(sequences: Sequence[AnySequence], q: Tensor, k: Tensor | None, v: Tensor | None,
@@ -77,36 +80,37 @@ def decode_args(sequences: Sequence[AnySequence], q: Tensor, k: Tensor | None, v
                 ) -> _calls.DecodeArgs:
     """Fills in what the sequences know: positions and model."""
     q_rows = _tensors.rows_of(q)
-    shape, q_lens = q_rows.shape, options.get("q_lens") or ()
+    shape, q_lens, items = q_rows.shape, options.get("q_lens") or (), len(sequences)
     n = shape[0] if len(shape) == 3 else 1
-    if len(shape) not in (2, 3) or (sum(q_lens) if q_lens else len(sequences)) != n:
-        raise ValueError(f"q is {list(shape)} for {len(sequences)} sequences with q_lens "
+    if len(shape) not in (2, 3) or (sum(q_lens) if q_lens else items) != n:
+        raise ValueError(f"q is {list(shape)} for {items} sequences with q_lens "
                          f"{list(q_lens) or 'all 1'}: give [sum of q_lens, q_heads, head_dim]")
     if (k is None) != (v is None):
         raise ValueError("k and v must both be given, or neither to attend only")
+    handles = handles_of(sequences)
     if positions is None:
-        before = [0] * len(sequences) if k is not None else q_lens or [1] * len(sequences)
-        positions = _positions(sequences, layer, before)
+        back = (0,) * items if k is not None else q_lens or (1,) * items
+        if items == 1:
+            positions = (_position(sequences[0], layer, back[0]),)
+        else:
+            positions = [_position(sequence, layer, n) for sequence, n in zip(sequences, back)]
     if "model" not in options:
-        first = sequences[0] if sequences else None
+        first = sequences[0] if items else None
         options["model"] = first.model if isinstance(first, SequenceState) else ""
     return _calls.DecodeArgs(
-        layer, handles_of(sequences), positions, q, q_rows,
-        None if k is None else _tensors.rows_of(k), None if v is None else _tensors.rows_of(v),
-        **options)
+        layer, handles, positions, q, q_rows, None if k is None else _tensors.rows_of(k),
+        None if v is None else _tensors.rows_of(v), **options)
 
 
-def _positions(sequences: Sequence[AnySequence], layer: int, before: Sequence[int]) -> list[int]:
-    """So many tokens before the end of each."""
-    positions = []
-    for sequence, n in zip(sequences, before):
-        if not isinstance(sequence, SequenceState):
-            raise ValueError(f"positions are needed: the length of {sequence} is not known here")
-        if sequence.seq_len(layer) < n:
-            raise ValueError(f"layer {layer} of {sequence} holds {sequence.seq_len(layer)} tokens "
-                             f"as far as known here: nothing for {n} query tokens to stand at")
-        positions.append(sequence.seq_len(layer) - n)
-    return positions
+def _position(sequence: AnySequence, layer: int, back: int) -> int:
+    """So many tokens before its end."""
+    if not isinstance(sequence, SequenceState):
+        raise ValueError(f"positions are needed: the length of {sequence} is not known here")
+    seq_len = sequence._seq_lens.get(layer, 0)
+    if seq_len < back:
+        raise ValueError(f"layer {layer} of {sequence} holds {seq_len} tokens as far as known "
+                         f"here: nothing for {back} query tokens to stand at")
+    return seq_len - back
 
 
 def commit(sequences: Sequence[AnySequence], args: _calls.DecodeArgs,

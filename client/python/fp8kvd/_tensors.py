@@ -5,7 +5,6 @@ torch and ml_dtypes are never imported here unless the caller's own tensors came
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,15 +31,19 @@ def _torch_of(x: Tensor) -> Any:
     return torch if torch is not None and isinstance(x, torch.Tensor) else None
 
 
-@functools.lru_cache(maxsize=64)
+_holding_bf16: dict[int, bool] = {_UINT16.num: True, **{dtype.num: False for dtype in _FLOATS}}
+
+
 def _holds_bf16(dtype: np.dtype[Any]) -> bool:
-    """False for floats; TypeError for what is neither. Cached: numpy takes its time to say."""
-    if dtype == _UINT16 or dtype.name == "bfloat16":
-        return True
-    if dtype in _FLOATS:
-        return False
-    raise TypeError(f"an array of {dtype}: give bf16 (ml_dtypes.bfloat16, or its bits as uint16), "
-                    "float16, float32 or float64")
+    """False for floats; TypeError for what is neither. By number: numpy takes its time to compare
+    types, and this is on the path of every decode."""
+    holds = _holding_bf16.get(dtype.num)
+    if holds is None or not dtype.isnative:
+        if dtype.name != "bfloat16":
+            raise TypeError(f"an array of {dtype}: give bf16 (ml_dtypes.bfloat16, or its bits as "
+                            "uint16), float16, float32 or float64")
+        holds = _holding_bf16[dtype.num] = True
+    return holds
 
 
 def shape_of(x: Tensor) -> tuple[int, ...]:
@@ -74,10 +77,12 @@ class Rows(NamedTuple):
 
 def rows_of(x: Tensor) -> Rows:
     """bf16 is not converted; floats are rounded to nearest even."""
+    if type(x) is np.ndarray and _holding_bf16.get(x.dtype.num) and x.flags.carray:
+        return Rows(x.view(np.uint16), x.shape, True)  # the short way, for every decode's sake
     array = to_numpy(x)
-    bf16 = array.dtype == _UINT16
+    bf16 = array.dtype.num == _UINT16.num
     bits = array if bf16 else round_to_bf16(np.asarray(array, np.float32))
-    return Rows(np.ascontiguousarray(bits), array.shape, bf16)
+    return Rows(bits if bits.flags.c_contiguous else np.ascontiguousarray(bits), array.shape, bf16)
 
 
 def bf16_bits(x: Tensor) -> Bits:

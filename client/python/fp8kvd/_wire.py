@@ -7,8 +7,8 @@ are put behind them; out of a reply the result is cut and protobuf reads the res
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ _APPEND_K, _APPEND_V = (
 _POSITIONS = kv_pb2.DecodeRequest.DESCRIPTOR.fields_by_name["positions"].number
 _OUT_TAG = (kv_pb2.DecodeResponse.DESCRIPTOR.fields_by_name["out"].number << 3
             | _LENGTH_DELIMITED)
+_TIMINGS_TAG = (kv_pb2.DecodeResponse.DESCRIPTOR.fields_by_name["timings"].number << 3
+                | _LENGTH_DELIMITED)
+_REQUEST_ID_TAG = kv_pb2.DecodeResponse.DESCRIPTOR.fields_by_name["request_id"].number << 3
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -44,7 +47,7 @@ def varint(number: int) -> bytes:
     return bytes(out)
 
 
-_REQUEST_ID_TAG = varint(
+_REQUEST_ID_HEAD = varint(
     kv_pb2.DecodeRequest.DESCRIPTOR.fields_by_name["request_id"].number << 3)
 
 
@@ -56,10 +59,13 @@ def _field_head(field: int, size: int) -> bytes:
 def decode_request(head: bytes, request_id: int, positions: Sequence[int], q: Array,
                    k: Array | None, v: Array | None) -> bytes:
     """The message: head has its other fields, tensors are contiguous arrays, copied once."""
-    packed = b"".join([varint(int(position)) for position in positions])
+    if len(positions) == 1:
+        packed = varint(int(positions[0]))
+    else:
+        packed = b"".join([varint(int(position)) for position in positions])
     pieces: list[bytes | memoryview] = [head, _field_head(_POSITIONS, len(packed)), packed]
     if request_id:
-        pieces += (_REQUEST_ID_TAG, varint(request_id))
+        pieces += (_REQUEST_ID_HEAD, varint(request_id))
     for field, x in ((_DECODE_Q, q), (_DECODE_K, k), (_DECODE_V, v)):
         if x is not None and x.nbytes:
             pieces += (_field_head(field, x.nbytes), x.data)
@@ -76,35 +82,74 @@ def append_request(small: kv_pb2.AppendRequest, k: Sequence[Array], v: Sequence[
     return b"".join(pieces)
 
 
-class Reply(NamedTuple):
-    """A DecodeResponse: its result where it lies, and the rest without it."""
+class Reply:
+    """A DecodeResponse: its result where it lies, and the rest, read by protobuf when asked for."""
 
-    out: memoryview
-    small: kv_pb2.DecodeResponse
+    __slots__ = ("_begin", "_end", "_raw", "_small", "_tag", "plain")
+
+    def __init__(self, raw: bytes, tag: int, begin: int, end: int, plain: bool) -> None:
+        """tag, begin, end: where the result's field begins, the result itself, and its end."""
+        self._raw, self._tag, self._begin, self._end = raw, tag, begin, end
+        self._small: kv_pb2.DecodeResponse | None = None
+        self.plain = plain  # no lse, no error and no failed item is in it
+
+    @property
+    def out(self) -> memoryview:
+        return memoryview(self._raw)[self._begin:self._end]
+
+    def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Array:
+        """The result as numbers: in place, read-only; copied where it lies unaligned. ValueError or
+        TypeError when it is of another size."""
+        array: Array = np.ndarray(shape, dtype, self._raw, self._begin)
+        if array.nbytes != self._end - self._begin:
+            raise ValueError(f"the reply holds {self._end - self._begin} bytes for {array.dtype} "
+                             f"{list(shape)}")
+        # numpy would copy what is not aligned element by element.
+        return array if array.flags.aligned else np.ndarray(shape, dtype, bytearray(self.out))
+
+    @property
+    def small(self) -> kv_pb2.DecodeResponse:
+        """All fields but out. protobuf's DecodeError when they are none."""
+        if self._small is None:
+            raw = self._raw[:self._tag] + self._raw[self._end:]
+            self._small = kv_pb2.DecodeResponse.FromString(raw)
+        return self._small
 
 
 def decode_response(raw: bytes) -> Reply:
-    """Cuts out of a reply. ValueError or protobuf's DecodeError when it is no message."""
-    at = 0
-    while at < len(raw):
-        tag, begin = _read_varint(raw, at)
-        if tag == _OUT_TAG:
-            size, begin = _read_varint(raw, begin)
-            end = begin + size
-            if end > len(raw):
-                raise ValueError("the reply is cut short")
-            small = kv_pb2.DecodeResponse.FromString(raw[:at] + raw[end:])
-            return Reply(memoryview(raw)[begin:end], small)
-        at = _field_end(raw, tag & 7, begin)
-    return Reply(memoryview(b""), kv_pb2.DecodeResponse.FromString(raw))
+    """Finds the result in a reply. ValueError or protobuf's DecodeError when it is no message.
+
+    On the path of every decode: most replies are read without protobuf, whose code would only push
+    gRPC's out of the caches.
+    """
+    at = begin_of_tag = begin = end = 0
+    plain, size = True, len(raw)
+    while at < size:
+        tag = raw[at]
+        if tag == _TIMINGS_TAG and at + 1 < size and raw[at + 1] < 0x80:  # short, in every reply
+            at += 2 + raw[at + 1]
+        elif tag == _OUT_TAG:
+            length, begin = _read_varint(raw, at + 1)
+            begin_of_tag, end = at, begin + length
+            at = end
+        else:
+            tag, at = _read_varint(raw, at)
+            at = _field_end(raw, tag & 7, at)
+            plain = plain and tag in (_TIMINGS_TAG, _REQUEST_ID_TAG)
+    if at > size:
+        raise ValueError("the reply is cut short")
+    reply = Reply(raw, begin_of_tag, begin, end, plain)
+    if not plain:
+        reply.small  # noqa: B018  # so that what cannot be read is refused here
+    return reply
 
 
-def array_of(view: memoryview | bytes, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Array:
-    """The bytes as numbers: in place, read-only; copied where they lie unaligned."""
-    array: Array = np.ndarray(shape, dtype, view)
-    if array.nbytes != len(view):
-        raise ValueError(f"the reply holds {len(view)} bytes for {array.dtype} {list(shape)}")
-    return array if array.flags.aligned else array.copy()
+def lse_of(reply: Reply, shape: tuple[int, ...]) -> Array:
+    """[n, q_heads] float32. ValueError when it is of another size."""
+    raw = reply.small.lse
+    if len(raw) != 4 * math.prod(shape):
+        raise ValueError(f"the reply holds {len(raw)} bytes of lse for {list(shape)}")
+    return np.frombuffer(raw, np.float32).reshape(shape)
 
 
 def retry_delay_s(status: bytes) -> float | None:
@@ -143,6 +188,8 @@ def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
+    if at < len(raw) and raw[at] < 0x80:
+        return raw[at], at + 1
     number = shift = 0
     while at < len(raw) and shift < 64:
         byte = raw[at]

@@ -61,7 +61,7 @@ class Sequence(SequenceState):
         q [q_len, q_heads, head_dim] (or [q_heads, head_dim]: one token); k, v [q_len, kv_heads,
         head_dim]. A failed item raises its own error, for instance InvalidArgument.
         """
-        shape = _tensors.shape_of(q)
+        shape = q.shape if hasattr(q, "shape") else _tensors.shape_of(q)
         if len(shape) == 3 and shape[0] != 1:
             options.setdefault("q_lens", (shape[0],))
         return self._client.decode([self], q, k, v, layer=layer, timeout_s=timeout_s,
@@ -212,7 +212,8 @@ class Client:
         except errors.BatchError as error:
             _sequences.commit(sequences, args, error.item_errors)
             raise
-        _sequences.commit(sequences, args)
+        if k is not None:
+            _sequences.commit(sequences, args)
         return reply
 
     def decode_stream(self, in_flight_max: int = 64, *, timeout_s: float | None = None

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 from fp8kvd._tensors import Tensor
-from fp8kvd.v1 import kv_pb2
+from fp8kvd._wire import Reply
 
 OutType = Literal["bf16", "fp32"]
 
@@ -136,17 +136,17 @@ class Timings(NamedTuple):
 class DecodeReply:
     """Result of a decode: tensors of the kind that q was (see Client.decode)."""
 
-    __slots__ = ("_timings", "item_errors", "lse", "out")
+    __slots__ = ("_reply", "item_errors", "lse", "out")
 
     def __init__(self, out: Tensor, lse: Tensor | None, item_errors: tuple[ItemError, ...],
-                 timings: kv_pb2.StepTimings) -> None:
+                 reply: Reply) -> None:
         self.out = out  # shape of q; rows of failed items are zero
         self.lse = lse  # float32, shape of q without its last axis, if asked for
         self.item_errors = item_errors
-        self._timings = timings
+        self._reply = reply
 
     @property
     def timings(self) -> Timings:
         """Where the time went inside the daemon."""
-        timings = self._timings
+        timings = self._reply.small.timings
         return Timings(timings.queue_us, timings.kernel_us, timings.batch_items)
