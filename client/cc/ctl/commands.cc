@@ -41,7 +41,7 @@ absl::Status Run(const Command& command, const std::vector<std::string>& words, 
 }  // namespace
 
 std::vector<const Command*> Commands() {
-  return {&InfoCommand(),   &PlanCommand(),  &StatCommand(),
+  return {&InfoCommand(),   &PlanCommand(),  &StatCommand(), &TopCommand(),
           &ReplayCommand(), &BenchCommand(), &FreeCommand()};
 }
 

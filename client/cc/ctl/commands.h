@@ -13,6 +13,7 @@ namespace fp8kvd::ctl {
 const Command& InfoCommand();
 const Command& PlanCommand();
 const Command& StatCommand();
+const Command& TopCommand();
 const Command& FreeCommand();
 const Command& ReplayCommand();
 const Command& BenchCommand();
