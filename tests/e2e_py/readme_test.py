@@ -53,7 +53,8 @@ class Readme(unittest.TestCase):
             self.assertIn(f"{speedup}x", ran.stdout)
 
     def test_every_path_named_exists(self):
-        for document in ("README.md", "docs/architecture.md", "docs/semantics.md"):
+        for document in ("README.md", "docs/architecture.md", "docs/semantics.md",
+                         "docs/integration.md", "examples/README.md"):
             text = (ROOT / document).read_text()
             folder = (ROOT / document).parent
             for link in re.findall(r"\]\(([^)#]+)\)", text):
