@@ -66,17 +66,25 @@ class Generate(Case):
         self.assertEqual(got, want)
 
     def test_a_conversation_goes_on_in_its_cache(self):
-        model = random_model("llama")
-        first, more = padded(20)["input_ids"], tokens_of(1, 15, seed=5)
+        self.converse("llama", 15)
 
-        def converse(argument, cache):
+    def test_a_second_question_may_be_much_longer_than_a_window(self):
+        """And than layers of a window may run apart."""
+        self.converse("gemma2", 200)
+
+    def converse(self, name, tokens):
+        model = random_model(name)
+        first, more = padded(20)["input_ids"], tokens_of(1, tokens, seed=5)
+
+        def ask_twice(argument, cache):
             options = {argument: cache, "max_new_tokens": 8, "do_sample": False}
             answered = model.generate(first, **options)
             return model.generate(torch.cat([answered, more], dim=1), **options).tolist()
-        with hf.attach(model, self.client, "llama_bf16") as attached, attached.cache() as cache:
-            got = converse(attached.cache_argument, cache)
+        with hf.attach(model, self.client, f"{name}_bf16") as attached, attached.cache() as cache:
+            got = ask_twice(attached.cache_argument, cache)
             self.assertEqual(len(cache.sequences), 1)
-        self.assertEqual(got, converse(hf.cache_argument(model), transformers.DynamicCache()))
+        cache = transformers.DynamicCache(config=model.config)
+        self.assertEqual(got, ask_twice(hf.cache_argument(model), cache))
 
     def test_a_returned_cache_is_the_callers(self):
         model = random_model("llama")

@@ -81,7 +81,13 @@ class Attached:
         The cache is freed in the end unless it is returned (return_dict_in_generate): then that is
         the caller's to do.
         """
-        if named.get(self.cache_argument) is not None or named.get("use_cache") is False:
+        given = named.get(self.cache_argument)
+        if given is not None or named.get("use_cache") is False:
+            if isinstance(given, Cache) and given.get_seq_length():
+                # Layers of a window must not run apart by much more than it.
+                windows = [group.window for group in self.info.groups if group.window]
+                if windows:
+                    named.setdefault("prefill_chunk_size", min(windows))
             return self._generate(*arguments, **named)
         with self.cache() as cache:
             result = self._generate(*arguments, **named, **{self.cache_argument: cache})
