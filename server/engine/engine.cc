@@ -82,7 +82,7 @@ bool Engine::Parts::RunTurn() {
   has_worked |= Work();
   has_worked |= Poll();
   CloseIfDrained(now);
-  if (has_worked) answers_->Tell();
+  if (has_worked || !fault_.ok()) answers_->Tell();  // a fault ends requests wherever it is seen
   return has_worked;
 }
 

@@ -152,6 +152,57 @@ TEST(DeviceFault, FailsEveryCallInFlightAndEndsRun) {
   EXPECT_EQ(rig.engine->stats().queue_items, 0);
 }
 
+// Fences have not passed yet at so many looks at them.
+class LateBackend final : public FakeBackend {
+ public:
+  absl::StatusOr<bool> Passed(kernels::FenceId fence) override {
+    if (looks_in_vain > 0 && looks_in_vain-- > 0) return false;
+    return FakeBackend::Passed(fence);
+  }
+  int32_t looks_in_vain = 0;
+};
+
+// The poison of a page that came free earlier is the only work of the turn that meets the fault.
+TEST(DeviceFault, SeenWhilePoisoningFailsEveryCallToo) {
+  RigOptions options;
+  options.engine.launches_inflight_max = 1;
+  ManualClock clock;
+  LateBackend backend;
+  auto started = engine::Engine::Start(options.engine, options.cache, {MakeModel(ModelSpec{})},
+                                       /*incarnation=*/7, &backend, &clock);
+  ASSERT_TRUE(started.ok());
+  engine::Engine* const engine = started->get();
+  const auto settle = [engine] {
+    for (int32_t turns = 0; engine->Step(); ++turns) ASSERT_LT(turns, 1000);
+  };
+  ControlCall create(engine, Op::kCreate);
+  create.request.model = 0;
+  create.request.count = 3;
+  create.request.ttl_ms = 1000;
+  ASSERT_TRUE(create.Submit().ok());
+  settle();
+  const std::vector<cache::SeqHandle> seqs = create.request.handles;
+  AppendCall fill(engine, 0, 0, 1, seqs[2], 0, {1, 2, 3});
+  ASSERT_TRUE(fill.Submit().ok());
+  settle();
+  ASSERT_TRUE(fill.done());
+  clock.AdvanceUs(600'000);
+  DecodeCall running(engine, 0, 0, {Step(seqs[0], 0, 1)});
+  DecodeCall waiting(engine, 0, 0, {Step(seqs[1], 0, 2)}, kernels::OutType::kFp32);
+  ASSERT_TRUE(running.Submit().ok());
+  ASSERT_TRUE(waiting.Submit().ok());
+  backend.looks_in_vain = 3;  // two of the turn that launches, the first of the next
+  engine->Step();
+  clock.AdvanceUs(500'000);
+  engine->Step();  // the third sequence's lease ends, its page waits for poison; the fence passes
+  ASSERT_TRUE(running.done());
+  ASSERT_FALSE(waiting.done());
+  backend.FailCall(0);
+  engine->Step();
+  EXPECT_TRUE(waiting.done());
+  EXPECT_TRUE(absl::IsUnavailable(waiting.request.status)) << waiting.request.status;
+}
+
 TEST(Lease, ASequenceThatNobodyNamesIsFreed) {
   Rig rig;
   const cache::SeqHandle seq = rig.Create();
