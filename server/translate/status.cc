@@ -16,7 +16,10 @@ constexpr size_t kTextBytesMax = 2048;
 
 std::string Text(const absl::Status& status) {
   std::string text(status.message());
-  if (text.size() > kTextBytesMax) text.resize(kTextBytesMax);
+  if (text.size() <= kTextBytesMax) return text;
+  size_t size = kTextBytesMax;  // not within a character: a reply that is no UTF-8 is none at all
+  while (size > 0 && (static_cast<uint8_t>(text[size]) & 0xC0U) == 0x80U) --size;
+  text.resize(size);
   return text;
 }
 

@@ -132,6 +132,17 @@ TEST(ItemErrors, ManyHaveTheirCodesAndTheFirstTheirTexts) {
   }
 }
 
+TEST(Status, ALongTextIsCutBetweenCharacters) {
+  for (size_t before = 2040; before < 2049; ++before) {
+    const v1::Error error =
+        ToError(absl::InternalError(std::string(before, 'x') + "\xE2\x82\xAC\xF0\x9F\x98\x80"), 0);
+    v1::Error parsed;  // protobuf refuses a string that is no UTF-8
+    EXPECT_TRUE(parsed.ParseFromString(error.SerializeAsString())) << before;
+    EXPECT_LE(error.message().size(), 2048U);
+    EXPECT_GE(error.message().size(), std::min<size_t>(before, 2040));
+  }
+}
+
 // google.rpc.Status and RetryInfo, read as any client's protobuf would read unknown messages.
 TEST(Status, DetailsAreARetryInfo) {
   const std::string details = StatusDetails(absl::ResourceExhaustedError("full"), 1250);
