@@ -28,7 +28,13 @@ void AppendCall::Request(Event* arrived) {
   slot().service->RequestClientStream(slot(), &context(), &*reader_, arrived);
 }
 
-void AppendCall::OnArrived() { ReadMore(); }
+void AppendCall::OnArrived() {
+  if (parts().draining) {
+    OnDrain();
+  } else {
+    ReadMore();
+  }
+}
 
 void AppendCall::OnCancelled() {
   if (running_ != nullptr) running_->Cancel();

@@ -15,6 +15,8 @@ namespace {
 
 constexpr char kBearer[] = "Bearer ";
 constexpr int32_t kBusyRetryMs = 100;  // calls come and go at that pace
+// Of health beyond calls_max: a server full of streams is healthy, and whoever asks is told so.
+constexpr int64_t kHealthCallsMax = 64;
 
 // The time left is counted in gRPC's own type: as chrono's nanoseconds, a client's deadline of some
 // centuries overflows.
@@ -91,7 +93,8 @@ absl::Status Call::Admit() {
                1, std::memory_order_relaxed) +
            1;
   }
-  if (open > parts().calls_max) {
+  const int64_t room = slot_->access == Access::kAnyone ? kHealthCallsMax : 0;
+  if (open > parts().calls_max + room) {
     return absl::ResourceExhaustedError(
         absl::StrCat(open, " calls and streams are open, this server takes ", parts().calls_max,
                      "; use fewer streams, or try again"));

@@ -23,7 +23,13 @@ class ReflectionCall final : public Call {
 
  private:
   void Request(Event* arrived) override;
-  void OnArrived() override { Read(); }
+  void OnArrived() override {
+    if (parts().draining) {
+      OnDrain();
+    } else {
+      Read();
+    }
+  }
   void OnCancelled() override { broken_ = true; }  // what is under way fails, and then we finish
   void OnDrain() override;
   void FinishWith(const absl::Status& status, int32_t retry_after_ms) override;

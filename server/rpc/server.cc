@@ -124,6 +124,9 @@ void Server::Shutdown(std::chrono::milliseconds patience) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   server_->Shutdown(std::chrono::system_clock::now() + kLastWrites);
+  // What is cut now may still be in the engine, which ends what waits and answers what runs: its
+  // answer finds its poller. (Whoever stops the engine afterwards waits for the same.)
+  while (parts_.calls_open != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   parts_.stopping = true;
   // On the pollers' own threads, after whatever they are doing now: nothing listens afterwards.
   for (const std::unique_ptr<Poller>& poller : pollers_) {

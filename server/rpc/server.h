@@ -4,7 +4,8 @@
 // Promises: the number of threads is fixed at Start, whatever the number of connections, calls and
 //   streams. A second server on the same port does not start. After Drain new work is answered
 //   UNAVAILABLE by the engine, idle streams end, and Check says NOT_SERVING. Shutdown returns when
-//   every call was finished, at the latest a moment after its deadline.
+//   every call was finished: at its deadline they are cut, and then only launches in flight are
+//   waited for.
 // Does not manage: the engine, which must answer what it took while Shutdown waits.
 // Threads: Start, Drain and Shutdown on one; the pollers are its own.
 // Errors: UNAVAILABLE where the address cannot be listened on.
