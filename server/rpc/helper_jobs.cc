@@ -74,6 +74,7 @@ void HelperJob::Execute() {
 
 absl::Status HelperJob::Answer(grpc::ByteBuffer* reply) {
   if (status_.ok()) *reply = translate::Serialize(response());
+  Forget();
   return status_;
 }
 

@@ -23,6 +23,8 @@ class HelperJob : public Job, private HelperThread::Task {
   // On the helper thread.
   virtual absl::Status Compute() = 0;
   virtual const google::protobuf::Message& response() const = 0;
+  // Gives the messages' memory back: the job waits for its next call, and these are the largest.
+  virtual void Forget() = 0;
 
  private:
   void Execute() final;
@@ -44,6 +46,7 @@ class PlanJob final : public HelperJob {
   absl::Status Read(grpc::ByteBuffer* bytes) override;
   absl::Status Compute() override;
   const google::protobuf::Message& response() const override { return response_; }
+  void Forget() override { v1::PlanPrecisionRequest().Swap(&request_); }
 
   v1::PlanPrecisionRequest request_;
   v1::PlanPrecisionResponse response_;
@@ -57,6 +60,7 @@ class MeasureJob final : public HelperJob {
   absl::Status Read(grpc::ByteBuffer* bytes) override;
   absl::Status Compute() override;
   const google::protobuf::Message& response() const override { return response_; }
+  void Forget() override { v1::MeasureKvErrorRequest().Swap(&request_); }
 
   v1::MeasureKvErrorRequest request_;
   v1::MeasureKvErrorResponse response_;

@@ -83,6 +83,17 @@ cache::SeqHandle ToHandle(const WireHandle& handle) {
 }
 
 absl::Status DecodeMessage::Check(const Catalog& catalog, absl::Span<const Piece> message) {
+  absl::Status status = CheckAll(catalog, message);
+  if (status.ok()) return status;
+  const uint64_t request_id = wire_.request_id;
+  wire_ = WireDecode();
+  wire_.request_id = request_id;
+  std::vector<engine::DecodeItem>().swap(items_);
+  std::vector<uint32_t>().swap(order_);
+  return status;
+}
+
+absl::Status DecodeMessage::CheckAll(const Catalog& catalog, absl::Span<const Piece> message) {
   absl::Status status = wire_.Read(message);
   if (!status.ok()) return status;
   const absl::StatusOr<int32_t> model = FindModel(catalog, wire_.model.kept, wire_.model.size);

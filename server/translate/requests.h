@@ -9,7 +9,8 @@
 // Does not manage: slots and their return, deadlines (server/rpc); whether a handle exists,
 //   lengths, rooms (the engine). `home` of a handle that is not ours becomes a handle that never
 //   exists.
-// Threads: one message at a time per object. Memory is kept from message to message.
+// Threads: one message at a time per object. Memory is kept from message to message, but for what a
+//   refused one took: an object that waits for the next holds no more than tensors came for.
 // Errors: INVALID_ARGUMENT, NOT_FOUND (model). What is wrong with one item of a Decode is that
 //   item's status, and the message goes on.
 #pragma once
@@ -49,6 +50,7 @@ class DecodeMessage {
   int64_t tokens() const { return tokens_; }
 
  private:
+  absl::Status CheckAll(const Catalog& catalog, absl::Span<const Piece> message);
   absl::Status CheckItems(const Catalog& catalog);
   absl::Status CheckTensors(const Catalog& catalog);
   absl::Status CheckSinks();
