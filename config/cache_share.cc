@@ -113,7 +113,7 @@ std::pair<Precision, const char*> ChooseAuto(const PrecisionDecision& d, bool al
 
 }  // namespace
 
-double KvCacheShare(int64_t batch, int64_t tokens, int64_t layers, int64_t kv_heads,
+double kv_cache_share(int64_t batch, int64_t tokens, int64_t layers, int64_t kv_heads,
                     int64_t head_dim, int64_t other_bytes) {
   double kv_bytes = 2 * sizeof(uint16_t);
   for (const int64_t factor : {batch, tokens, layers, kv_heads, head_dim}) {

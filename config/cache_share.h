@@ -25,9 +25,9 @@
 namespace fp8kvd::config {
 
 // The share for a model whose layers are alike and see all tokens. A negative argument counts as 0;
-// with no bytes at all the share is 0.
-double KvCacheShare(int64_t batch, int64_t tokens, int64_t layers, int64_t kv_heads,
-                    int64_t head_dim, int64_t other_bytes);
+// with no bytes at all the share is 0. Spelt as in Python: kernels/reference/format.h says why.
+double kv_cache_share(int64_t batch, int64_t tokens, int64_t layers, int64_t kv_heads,
+                      int64_t head_dim, int64_t other_bytes);
 
 // Bytes of K and V that a step of the model reads, each layer limited by its window, without page
 // rounding: in the precision of each of its groups, or as if all were bf16.

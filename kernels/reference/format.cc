@@ -12,7 +12,7 @@ namespace fp8kvd::kernels::reference {
 namespace {
 
 void AppendRows(const std::vector<uint16_t>& rows, int32_t head_dim, Fp8Rows& to) {
-  const Fp8Rows added = QuantizeFp8Kv(rows, head_dim);
+  const Fp8Rows added = quantize_fp8_kv(rows, head_dim);
   to.codes.insert(to.codes.end(), added.codes.begin(), added.codes.end());
   to.scales.insert(to.scales.end(), added.scales.begin(), added.scales.end());
 }
@@ -23,7 +23,7 @@ struct RowsError {
 };
 
 RowsError ErrorOf(const std::vector<uint16_t>& rows, int32_t head_dim) {
-  const Fp8Rows quantized = QuantizeFp8Kv(rows, head_dim);
+  const Fp8Rows quantized = quantize_fp8_kv(rows, head_dim);
   RowsError error;
   double all_error = 0.0;
   double all_norm = 0.0;
@@ -48,7 +48,7 @@ RowsError ErrorOf(const std::vector<uint16_t>& rows, int32_t head_dim) {
 
 }  // namespace
 
-Fp8Rows QuantizeFp8Kv(const std::vector<uint16_t>& rows, int32_t head_dim) {
+Fp8Rows quantize_fp8_kv(const std::vector<uint16_t>& rows, int32_t head_dim) {
   FP8KVD_CHECK(head_dim > 0 && rows.size() % head_dim == 0);
   Fp8Rows result;
   result.codes.resize(rows.size());
@@ -63,7 +63,7 @@ Fp8Rows QuantizeFp8Kv(const std::vector<uint16_t>& rows, int32_t head_dim) {
 Fp8KVCache::Fp8KVCache(int32_t seqs, int32_t kv_heads, int32_t head_dim)
     : kv_heads_(kv_heads), head_dim_(head_dim), k_(seqs), v_(seqs) {}
 
-void Fp8KVCache::Append(int32_t seq, const std::vector<uint16_t>& k,
+void Fp8KVCache::append(int32_t seq, const std::vector<uint16_t>& k,
                         const std::vector<uint16_t>& v) {
   FP8KVD_CHECK(k.size() == v.size() && k.size() % (size_t{1} * kv_heads_ * head_dim_) == 0);
   AppendRows(k, head_dim_, k_[seq]);
@@ -74,9 +74,9 @@ int32_t Fp8KVCache::seq_len(int32_t seq) const {
   return static_cast<int32_t>(k_[seq].scales.size()) / kv_heads_;
 }
 
-std::vector<double> Fp8KvAttention(const std::vector<uint16_t>& q, int32_t q_heads,
-                                   const Fp8KVCache& cache, const std::vector<int32_t>& seq_lens,
-                                   float sm_scale) {
+std::vector<double> fp8_kv_attention(const std::vector<uint16_t>& q, int32_t q_heads,
+                                     const Fp8KVCache& cache, const std::vector<int32_t>& seq_lens,
+                                     float sm_scale) {
   const size_t q_size = size_t{1} * q_heads * cache.head_dim();
   FP8KVD_CHECK(q_heads % cache.kv_heads() == 0 && q.size() == q_size * cache.seqs());
   std::vector<double> out;
@@ -98,8 +98,8 @@ std::vector<double> Fp8KvAttention(const std::vector<uint16_t>& q, int32_t q_hea
   return out;
 }
 
-Fp8KvErrorResult Fp8KvError(const std::vector<uint16_t>& k, const std::vector<uint16_t>& v,
-                            int32_t head_dim) {
+Fp8KvErrorResult fp8_kv_error(const std::vector<uint16_t>& k, const std::vector<uint16_t>& v,
+                              int32_t head_dim) {
   const RowsError k_error = ErrorOf(k, head_dim);
   const RowsError v_error = ErrorOf(v, head_dim);
   return {k_error.overall, v_error.overall, k_error.worst_row, v_error.worst_row};

@@ -1,6 +1,7 @@
 // kernels/reference/format.h: the format by itself, as plain functions on row-major arrays: for
-// learning what fp8_kv does to given K and V without a daemon. The Python package has the same
-// functions under their snake_case names.
+// learning what fp8_kv does to given K and V without a daemon. These functions, Fp8KVCache and
+// kv_cache_share (config/cache_share.h) have one spelling everywhere, in C++, in Python and in what
+// is written about them; tests/py compares the two languages.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +11,12 @@
 
 namespace fp8kvd::kernels::reference {
 
-// quantize_fp8_kv: codes [rows, head_dim] and one scale per row.
+// Codes [rows, head_dim] and one scale per row.
 struct Fp8Rows {
   std::vector<uint8_t> codes;
   std::vector<float> scales;
 };
-Fp8Rows QuantizeFp8Kv(const std::vector<uint16_t>& rows, int32_t head_dim);
+Fp8Rows quantize_fp8_kv(const std::vector<uint16_t>& rows, int32_t head_dim);
 
 // K and V of a batch of sequences of one layer, as codes and scales. Tokens are written once, when
 // they are appended, and never requantised.
@@ -24,7 +25,7 @@ class Fp8KVCache {
   Fp8KVCache(int32_t seqs, int32_t kv_heads, int32_t head_dim);
 
   // k and v: [tokens, kv_heads, head_dim] bf16, placed after what sequence seq holds.
-  void Append(int32_t seq, const std::vector<uint16_t>& k, const std::vector<uint16_t>& v);
+  void append(int32_t seq, const std::vector<uint16_t>& k, const std::vector<uint16_t>& v);
 
   int32_t seqs() const { return static_cast<int32_t>(k_.size()); }
   int32_t kv_heads() const { return kv_heads_; }
@@ -40,14 +41,14 @@ class Fp8KVCache {
   std::vector<Fp8Rows> v_;
 };
 
-// fp8_kv_attention: one query token per sequence, which sees the sequence's first seq_lens[i]
+// One query token per sequence, which sees the sequence's first seq_lens[i]
 // tokens (0: out is 0). q: [seqs, q_heads, head_dim] bf16, q head h reads KV head h / (q_heads /
 // kv_heads). Returns [seqs, q_heads, head_dim].
-std::vector<double> Fp8KvAttention(const std::vector<uint16_t>& q, int32_t q_heads,
-                                   const Fp8KVCache& cache, const std::vector<int32_t>& seq_lens,
-                                   float sm_scale);
+std::vector<double> fp8_kv_attention(const std::vector<uint16_t>& q, int32_t q_heads,
+                                     const Fp8KVCache& cache, const std::vector<int32_t>& seq_lens,
+                                     float sm_scale);
 
-// fp8_kv_error: what the format costs on given K and V [rows, head_dim] bf16, as relative L2 of
+// What the format costs on given K and V [rows, head_dim] bf16, as relative L2 of
 // (codes * scale - row): of all rows together, and of the worst row.
 struct Fp8KvErrorResult {
   double k = 0.0;
@@ -55,7 +56,7 @@ struct Fp8KvErrorResult {
   double k_worst_row = 0.0;
   double v_worst_row = 0.0;
 };
-Fp8KvErrorResult Fp8KvError(const std::vector<uint16_t>& k, const std::vector<uint16_t>& v,
-                            int32_t head_dim);
+Fp8KvErrorResult fp8_kv_error(const std::vector<uint16_t>& k, const std::vector<uint16_t>& v,
+                              int32_t head_dim);
 
 }  // namespace fp8kvd::kernels::reference

@@ -182,7 +182,8 @@ absl::Status MeasureJob::Compute() {
     }
   }
   const auto head_dim = static_cast<int32_t>(request_.head_dim());
-  const kernels::reference::Fp8KvErrorResult error = kernels::reference::Fp8KvError(k, v, head_dim);
+  const kernels::reference::Fp8KvErrorResult error =
+      kernels::reference::fp8_kv_error(k, v, head_dim);
   response_.Clear();
   response_.set_k_error(error.k);
   response_.set_v_error(error.v);

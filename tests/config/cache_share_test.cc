@@ -60,24 +60,24 @@ PrecisionDecision Decided(const ModelOptions& options, const Workload& workload,
 
 TEST(KvCacheShare, IsTheCachesPartOfAllBytesOfAStep) {
   // 32 x 8192 x 131,072 = 34,359,738,368 bytes beside 16,000,000,000: 0.68228...
-  EXPECT_DOUBLE_EQ(KvCacheShare(32, 8192, 32, 8, 128, 16'000'000'000),
+  EXPECT_DOUBLE_EQ(kv_cache_share(32, 8192, 32, 8, 128, 16'000'000'000),
                    34'359'738'368.0 / 50'359'738'368.0);
-  EXPECT_NEAR(KvCacheShare(32, 8192, 32, 8, 128, 16'000'000'000), 0.682286, 1e-6);
+  EXPECT_NEAR(kv_cache_share(32, 8192, 32, 8, 128, 16'000'000'000), 0.682286, 1e-6);
   // 1 x 1 x 1 x 2 x 1 x 1 x 2 B = 4 bytes beside 12.
-  EXPECT_DOUBLE_EQ(KvCacheShare(1, 1, 1, 1, 1, 12), 0.25);
+  EXPECT_DOUBLE_EQ(kv_cache_share(1, 1, 1, 1, 1, 12), 0.25);
 }
 
 TEST(KvCacheShare, WithoutOtherBytesIsOneAndWithoutAnyIsZero) {
-  EXPECT_EQ(KvCacheShare(1, 1, 1, 1, 64, 0), 1.0);
-  EXPECT_EQ(KvCacheShare(0, 8192, 32, 8, 128, 0), 0.0);
-  EXPECT_EQ(KvCacheShare(0, 8192, 32, 8, 128, 16), 0.0);
+  EXPECT_EQ(kv_cache_share(1, 1, 1, 1, 64, 0), 1.0);
+  EXPECT_EQ(kv_cache_share(0, 8192, 32, 8, 128, 0), 0.0);
+  EXPECT_EQ(kv_cache_share(0, 8192, 32, 8, 128, 16), 0.0);
 }
 
 TEST(KvCacheShare, HugeNumbersDoNotOverflowAndNegativeOnesCountAsZero) {
   const int64_t huge = std::numeric_limits<int64_t>::max();
-  EXPECT_DOUBLE_EQ(KvCacheShare(huge, huge, 512, 256, 256, huge), 1.0);
-  EXPECT_EQ(KvCacheShare(-1, -1, 1, 1, 64, 16), 0.0);
-  EXPECT_EQ(KvCacheShare(1, 1, 1, 1, 64, -5), 1.0);
+  EXPECT_DOUBLE_EQ(kv_cache_share(huge, huge, 512, 256, 256, huge), 1.0);
+  EXPECT_EQ(kv_cache_share(-1, -1, 1, 1, 64, 16), 0.0);
+  EXPECT_EQ(kv_cache_share(1, 1, 1, 1, 64, -5), 1.0);
 }
 
 TEST(PredictedSpeedup, FollowsTheFormula) {

@@ -34,13 +34,13 @@ TEST(Bf16, RoundsToNearestEven) {
 }
 
 TEST(Quantize, TheLargestElementGetsTheLargestCode) {
-  const Fp8Rows rows = QuantizeFp8Kv(Bf16({1.0F, -3.5F, 0.0F, 1.75F}), 4);
+  const Fp8Rows rows = quantize_fp8_kv(Bf16({1.0F, -3.5F, 0.0F, 1.75F}), 4);
   EXPECT_EQ(rows.scales[0], 3.5F / 448.0F);
   EXPECT_EQ(rows.codes, (std::vector<uint8_t>{E4m3Encode(128.0F), 0xFE, 0x00, E4m3Encode(224.0F)}));
 }
 
 TEST(Quantize, AZeroRowHasScaleZeroAndCodesZero) {
-  const Fp8Rows rows = QuantizeFp8Kv(Bf16({0.0F, -0.0F, 0.0F, 0.0F}), 4);
+  const Fp8Rows rows = quantize_fp8_kv(Bf16({0.0F, -0.0F, 0.0F, 0.0F}), 4);
   EXPECT_EQ(rows.scales[0], 0.0F);
   EXPECT_EQ(rows.codes, std::vector<uint8_t>(4, 0));
 }
@@ -48,7 +48,7 @@ TEST(Quantize, AZeroRowHasScaleZeroAndCodesZero) {
 TEST(Quantize, TheLargestAndTheSmallestBf16AreTaken) {
   const uint16_t kLargest = 0x7F7F;
   const uint16_t kSmallest = 0x0001;
-  const Fp8Rows rows = QuantizeFp8Kv({kLargest, 0x0000, kSmallest, 0x8000}, 2);
+  const Fp8Rows rows = quantize_fp8_kv({kLargest, 0x0000, kSmallest, 0x8000}, 2);
   EXPECT_EQ(rows.codes, (std::vector<uint8_t>{0x7E, 0x00, 0x7E, 0x80}));
   EXPECT_GT(rows.scales[1], 0.0F);
 }
@@ -112,11 +112,11 @@ TEST(Decode, TheSoftcapBoundsAScore) {
 
 TEST(Format, AttentionOverACacheSeesEachSequencesOwnLength) {
   Fp8KVCache cache(/*seqs=*/2, /*kv_heads=*/1, /*head_dim=*/2);
-  cache.Append(0, Bf16({1.0F, 0.0F, 0.0F, 1.0F}), Bf16({4.0F, 0.0F, 0.0F, 4.0F}));
-  cache.Append(1, Bf16({1.0F, 0.0F}), Bf16({7.0F, 7.0F}));
+  cache.append(0, Bf16({1.0F, 0.0F, 0.0F, 1.0F}), Bf16({4.0F, 0.0F, 0.0F, 4.0F}));
+  cache.append(1, Bf16({1.0F, 0.0F}), Bf16({7.0F, 7.0F}));
   EXPECT_EQ(cache.seq_len(0), 2);
   const std::vector<double> out =
-      Fp8KvAttention(Bf16({0.0F, 0.0F, 0.0F, 0.0F}), /*q_heads=*/1, cache, {2, 1}, 1.0F);
+      fp8_kv_attention(Bf16({0.0F, 0.0F, 0.0F, 0.0F}), /*q_heads=*/1, cache, {2, 1}, 1.0F);
   EXPECT_NEAR(out[0], 2.0, 1e-6);
   EXPECT_NEAR(out[1], 2.0, 1e-6);
   EXPECT_NEAR(out[2], 7.0, 1e-6);
@@ -125,7 +125,7 @@ TEST(Format, AttentionOverACacheSeesEachSequencesOwnLength) {
 TEST(Format, ErrorIsZeroForRowsThatCodesHoldExactly) {
   const std::vector<uint16_t> exact = Bf16({448.0F, 1.0F, -20.0F, 0.5F});
   const std::vector<uint16_t> off = Bf16({448.0F, 1.0F, 1.0F + 0x1p-6F, 27.0F});
-  const Fp8KvErrorResult error = Fp8KvError(exact, off, 4);
+  const Fp8KvErrorResult error = fp8_kv_error(exact, off, 4);
   EXPECT_EQ(error.k, 0.0);
   EXPECT_GT(error.v, 0.0);
   EXPECT_GE(error.v_worst_row, error.v);
@@ -136,7 +136,7 @@ TEST(Format, ErrorOfNormalRowsIsThatOfThreeMantissaBits) {
   cases::Random random(3);
   std::vector<uint16_t> rows(1000 * 128);
   for (uint16_t& x : rows) x = FloatToBf16(random.Normal());
-  const Fp8KvErrorResult error = Fp8KvError(rows, rows, 128);
+  const Fp8KvErrorResult error = fp8_kv_error(rows, rows, 128);
   EXPECT_GT(error.k, 0.02);
   EXPECT_LT(error.k, 0.03);
   EXPECT_LT(error.k_worst_row, 0x1p-4);

@@ -44,28 +44,28 @@ void Attention(const std::vector<int64_t>& n) {
   const Rows q = Part(rows, 2 * cache_size, rows.size() - 2 * cache_size);
   fp8kvd::kernels::reference::Fp8KVCache cache(seqs, kv_heads, head_dim);
   for (int32_t seq = 0; seq < seqs; ++seq) {
-    cache.Append(seq, Part(rows, 0, cache_size), Part(rows, cache_size, cache_size));
+    cache.append(seq, Part(rows, 0, cache_size), Part(rows, cache_size, cache_size));
   }
   std::vector<int32_t> seq_lens(seqs, static_cast<int32_t>(n[5]));
   seq_lens[0] = static_cast<int32_t>(n[4]);
-  Write(fp8kvd::kernels::reference::Fp8KvAttention(q, static_cast<int32_t>(n[3]), cache, seq_lens,
-                                                   0.125F));
+  Write(fp8kvd::kernels::reference::fp8_kv_attention(q, static_cast<int32_t>(n[3]), cache, seq_lens,
+                                                     0.125F));
 }
 
 bool Answer(const std::string& what, const std::vector<int64_t>& n) {
   if (what == "quantize" && n.size() == 1) {
-    const auto result = fp8kvd::kernels::reference::QuantizeFp8Kv(ReadRows(), n[0]);
+    const auto result = fp8kvd::kernels::reference::quantize_fp8_kv(ReadRows(), n[0]);
     Write(result.codes);
     Write(result.scales);
   } else if (what == "error" && n.size() == 1) {
     const Rows rows = ReadRows();
-    const auto error = fp8kvd::kernels::reference::Fp8KvError(
+    const auto error = fp8kvd::kernels::reference::fp8_kv_error(
         Part(rows, 0, rows.size() / 2), Part(rows, rows.size() / 2, rows.size() / 2), n[0]);
     Write(std::vector<double>{error.k, error.v, error.k_worst_row, error.v_worst_row});
   } else if (what == "attention" && n.size() == 6) {
     Attention(n);
   } else if (what == "share" && n.size() == 6) {
-    Write(std::vector<double>{fp8kvd::config::KvCacheShare(n[0], n[1], n[2], n[3], n[4], n[5])});
+    Write(std::vector<double>{fp8kvd::config::kv_cache_share(n[0], n[1], n[2], n[3], n[4], n[5])});
   } else {
     return false;
   }
