@@ -19,11 +19,15 @@ double Share(double part, double kv_bytes, double other_bytes) {
   return all > 0 ? part / all : 0.0;
 }
 
+int64_t TokensSeen(const LayerGroup& group, int64_t tokens) {
+  return group.window > 0 ? std::min<int64_t>(tokens, group.window) : tokens;
+}
+
 // Tokens of K and V that one step reads in all layers of a group together, for the whole batch.
 double TokensRead(const LayerGroup& group, int64_t batch, int64_t tokens) {
-  const int64_t seen = group.window > 0 ? std::min<int64_t>(tokens, group.window) : tokens;
   return static_cast<double>(std::max<int64_t>(batch, 0)) *
-         static_cast<double>(std::max<int64_t>(seen, 0)) * static_cast<double>(group.layers.size());
+         static_cast<double>(std::max<int64_t>(TokensSeen(group, tokens), 0)) *
+         static_cast<double>(group.layers.size());
 }
 
 double GroupBytes(const LayerGroup& group, Precision precision, int64_t batch, int64_t tokens) {
@@ -40,9 +44,47 @@ double ConvertibleBytes(const ModelGeometry& geometry, int64_t batch, int64_t to
   return bytes;
 }
 
+// Sets r and where it is from.
+void SetRatio(const ModelGeometry& geometry, const PolicyOptions& policy,
+              const Calibration* calibration, PrecisionDecision* d) {
+  const bool given = policy.fp8_bf16_ratio > 0;
+  d->ratio = given ? policy.fp8_bf16_ratio : BytesRatio(geometry.head_dim);
+  d->ratio_source = given ? RatioSource::kGiven : RatioSource::kBytes;
+  if (calibration == nullptr) return;
+  double bytes = 0;
+  double fp8_kv_bytes = 0;  // bf16 bytes x r: time in units of what bf16 takes for a byte
+  for (const LayerGroup& group : geometry.groups) {
+    if (group.precision != Precision::kFp8Kv) continue;
+    const std::optional<double> ratio = MeasuredRatio(*calibration, group, geometry.group_size(),
+                                                      d->batch, TokensSeen(group, d->tokens));
+    if (!ratio.has_value()) return;
+    const double group_bytes = GroupBytes(group, Precision::kBf16, d->batch, d->tokens);
+    bytes += group_bytes;
+    fp8_kv_bytes += group_bytes * *ratio;
+  }
+  if (bytes <= 0) return;
+  d->ratio = fp8_kv_bytes / bytes;
+  d->ratio_source = RatioSource::kMeasured;
+}
+
+// Sets the calls' cost and the speed-up with it, as far as they are known.
+void SetCalls(int32_t layers, const PolicyOptions& policy, const Calibration* calibration,
+              PrecisionDecision* d) {
+  const auto known = [](double given, double calibrated) {
+    return given > 0 ? std::optional(given)
+                     : (calibrated > 0 ? std::optional(calibrated) : std::nullopt);
+  };
+  d->rpc_us = known(policy.rpc_us, calibration != nullptr ? calibration->call_us : 0);
+  d->read_bytes_per_s =
+      known(policy.read_gb_s * 1e9, calibration != nullptr ? calibration->read_bytes_per_s : 0);
+  if (d->rpc_us.has_value() && d->read_bytes_per_s.has_value()) {
+    d->speedup_with_calls = SpeedupWithCalls(*d, layers, *d->rpc_us, *d->read_bytes_per_s);
+  }
+}
+
 // The numbers that do not depend on what is asked.
 PrecisionDecision Numbers(const ModelGeometry& geometry, const Workload& workload,
-                          const PolicyOptions& policy) {
+                          const PolicyOptions& policy, const Calibration* calibration) {
   PrecisionDecision d;
   d.batch = workload.batch;
   d.tokens = workload.tokens;
@@ -55,11 +97,10 @@ PrecisionDecision Numbers(const ModelGeometry& geometry, const Workload& workloa
     d.convertible_share = Share(d.convertible_bytes, d.kv_bytes, *d.other_bytes);
   }
   d.cache_share_min = policy.cache_share_min;
-  const bool measured = policy.fp8_bf16_ratio > 0;
-  d.ratio = measured ? policy.fp8_bf16_ratio : BytesRatio(geometry.head_dim);
-  d.ratio_source = measured ? RatioSource::kMeasured : RatioSource::kBytes;
+  SetRatio(geometry, policy, calibration, &d);
   d.predicted_speedup = PredictedSpeedup(d.convertible_share, d.ratio);
   d.attention_speedup = PredictedSpeedup(Share(d.convertible_bytes, d.kv_bytes, 0), d.ratio);
+  SetCalls(geometry.layers, policy, calibration, &d);
   return d;
 }
 
@@ -84,6 +125,13 @@ std::string NumbersText(const PrecisionDecision& d) {
     absl::StrAppendFormat(&text, ", predicted step speed-up %.3fx", d.predicted_speedup);
   }
   absl::StrAppendFormat(&text, ", attention alone %.3fx", d.attention_speedup);
+  if (d.speedup_with_calls.has_value()) {
+    absl::StrAppendFormat(&text, ", step with a call of %.4g us a layer at %.4g GB/s %.3fx",
+                          *d.rpc_us, *d.read_bytes_per_s * 1e-9, *d.speedup_with_calls);
+  } else {
+    absl::StrAppend(&text,
+                    ", with the calls' cost unknown (calibrate, or set rpc_us and read_gb_s)");
+  }
   return text;
 }
 
@@ -114,7 +162,7 @@ std::pair<Precision, const char*> ChooseAuto(const PrecisionDecision& d, bool al
 }  // namespace
 
 double kv_cache_share(int64_t batch, int64_t tokens, int64_t layers, int64_t kv_heads,
-                    int64_t head_dim, int64_t other_bytes) {
+                      int64_t head_dim, int64_t other_bytes) {
   double kv_bytes = 2 * sizeof(uint16_t);
   for (const int64_t factor : {batch, tokens, layers, kv_heads, head_dim}) {
     kv_bytes *= static_cast<double>(std::max<int64_t>(factor, 0));
@@ -146,7 +194,8 @@ double BytesRatio(int32_t head_dim) {
 double PredictedSpeedup(double share, double ratio) { return 1.0 / (1.0 - share * (1.0 - ratio)); }
 
 const char* RatioSourceName(RatioSource source) {
-  return source == RatioSource::kMeasured ? "measured" : "bytes";
+  constexpr const char* kNames[] = {"bytes", "given", "measured"};
+  return kNames[static_cast<int>(source)];
 }
 
 const char* PrecisionName(Precision precision) {
@@ -155,14 +204,15 @@ const char* PrecisionName(Precision precision) {
 
 absl::StatusOr<PrecisionDecision> DecidePrecision(const ModelGeometry& geometry,
                                                   PrecisionChoice choice, const Workload& workload,
-                                                  const PolicyOptions& policy) {
+                                                  const PolicyOptions& policy,
+                                                  const Calibration* calibration) {
   if (choice == PrecisionChoice::kFp8Kv && !policy.allow_fp8_kv) {
     return absl::InvalidArgumentError(absl::StrCat(
         "model \"", absl::CEscape(geometry.name), "\": precision fp8_kv is lossy and needs the ",
         "opt-in allow_fp8_kv, which is false; set policy { allow_fp8_kv: true } in the file or ",
         "start with --allow_fp8_kv, or ask for bf16 or auto"));
   }
-  PrecisionDecision decision = Numbers(geometry, workload, policy);
+  PrecisionDecision decision = Numbers(geometry, workload, policy, calibration);
   std::pair<Precision, const char*> chosen;
   switch (choice) {
     case PrecisionChoice::kAuto:
@@ -215,7 +265,8 @@ std::optional<int64_t> CrossoverTokens(const ModelGeometry& geometry, int64_t ba
   return std::nullopt;
 }
 
-absl::StatusOr<PlannedModel> PlanModel(const ModelOptions& options, const PolicyOptions& policy) {
+absl::StatusOr<PlannedModel> PlanModel(const ModelOptions& options, const PolicyOptions& policy,
+                                       const Calibration* calibration) {
   auto geometry = MakeGeometry(options, Precision::kFp8Kv);
   if (!geometry.ok()) return geometry.status();
   Workload workload = {.batch = options.expected_seqs,
@@ -224,7 +275,7 @@ absl::StatusOr<PlannedModel> PlanModel(const ModelOptions& options, const Policy
   if (options.other_bytes.has_value()) {
     workload.other_bytes = static_cast<double>(*options.other_bytes);
   }
-  auto decision = DecidePrecision(*geometry, options.precision, workload, policy);
+  auto decision = DecidePrecision(*geometry, options.precision, workload, policy, calibration);
   if (!decision.ok()) return decision.status();
   if (decision->precision == Precision::kBf16) geometry = MakeGeometry(options, Precision::kBf16);
   if (!geometry.ok()) return geometry.status();

@@ -4,9 +4,12 @@
 //   kv_bytes = batch * sum over layers of
 //              (tokens, at most the window) * 2 * kv_heads * head_dim * 2
 //   share    = kv_bytes / (kv_bytes + other_bytes), of what a bf16 step reads
-//   r        = fp8_kv / bf16 time of attention: measured, else (head_dim + 4) / (2 * head_dim), the
-//              ratio of the bytes, which holds where attention is bound by reading them
+//   r        = fp8_kv / bf16 time of attention at that batch and context: calibrated
+//              (calibration.h; of groups that see unequal contexts the mean by their bytes), else
+//              given, else (head_dim + 4) / (2 * head_dim), the ratio of the bytes, which holds
+//              where attention is bound by reading them
 //   speed-up of a step = 1 / (1 - share * (1 - r))
+//   with calls = the same of (kv_bytes + other_bytes) / read_bytes_per_s + layers * rpc_us
 //
 // Layers that stay bf16 (bf16_layers) are part of kv_bytes and win nothing: their bytes leave the
 // share that decides and that the speed-up is made of. Numbers are doubles: exact to 2^53 bytes,
@@ -20,6 +23,7 @@
 #include "absl/status/statusor.h"
 
 #include "config/base/geometry.h"
+#include "config/calibration.h"
 #include "config/options.h"
 
 namespace fp8kvd::config {
@@ -48,8 +52,8 @@ struct Workload {
 };
 
 // Where r is from.
-enum class RatioSource : uint8_t { kBytes = 0, kMeasured = 1 };
-const char* RatioSourceName(RatioSource source);  // "bytes", "measured"
+enum class RatioSource : uint8_t { kBytes = 0, kGiven = 1, kMeasured = 2 };
+const char* RatioSourceName(RatioSource source);  // "bytes", "given", "measured"
 const char* PrecisionName(Precision precision);   // "bf16", "fp8_kv"
 
 struct PrecisionDecision {
@@ -70,15 +74,22 @@ struct PrecisionDecision {
   // For fp8_kv, whichever was chosen: of a step, and of attention alone.
   double predicted_speedup = 1;
   double attention_speedup = 1;
+  // Of a step whose every layer costs a call besides; nothing while one of the two before is
+  // unknown.
+  std::optional<double> rpc_us;
+  std::optional<double> read_bytes_per_s;
+  std::optional<double> speedup_with_calls;
 };
 
 // Decides for a model whose geometry was made with Precision::kFp8Kv: its bf16 groups are those
 // that stay bf16. auto takes fp8_kv when it is allowed, r < 1, and the convertible share of a known
-// step reaches cache_share_min; below kShortTokens a measured r is needed too. INVALID_ARGUMENT for
-// fp8_kv without allow_fp8_kv, and says how to opt in.
+// step reaches cache_share_min; below kShortTokens a calibrated or given r is needed too.
+// calibration: of the device in use, or null. INVALID_ARGUMENT for fp8_kv without allow_fp8_kv, and
+// says how to opt in.
 absl::StatusOr<PrecisionDecision> DecidePrecision(const ModelGeometry& geometry,
                                                   PrecisionChoice choice, const Workload& workload,
-                                                  const PolicyOptions& policy);
+                                                  const PolicyOptions& policy,
+                                                  const Calibration* calibration);
 
 // Below two pages of tokens a launch is bound by its latency, not by bytes, so their ratio predicts
 // nothing: a published kernel ran at 0.90x of bf16 at 77 tokens.
@@ -99,6 +110,7 @@ struct PlannedModel {
   ModelGeometry geometry;
   PrecisionDecision decision;
 };
-absl::StatusOr<PlannedModel> PlanModel(const ModelOptions& options, const PolicyOptions& policy);
+absl::StatusOr<PlannedModel> PlanModel(const ModelOptions& options, const PolicyOptions& policy,
+                                       const Calibration* calibration);
 
 }  // namespace fp8kvd::config

@@ -21,7 +21,7 @@ absl::Status Invalid(const std::string& text) { return absl::InvalidArgumentErro
 
 absl::StatusOr<CommandLine> ParseCommandLine(absl::Span<const char* const> args) {
   CommandLine command_line;
-  std::vector<std::string> known = {"config", "check_config", "help", "version"};
+  std::vector<std::string> known = {"config", "check_config", "calibrate", "help", "version"};
   for (const Key<Options>& key : Keys()) known.emplace_back(key.name);
   std::set<std::string> seen;
   for (const absl::string_view arg : args) {
@@ -58,6 +58,9 @@ absl::StatusOr<CommandLine> ParseCommandLine(absl::Span<const char* const> args)
     if (name == "version") command_line.action = CommandLine::Action::kVersion;
     if (name == "check_config" && command_line.action == CommandLine::Action::kRun) {
       command_line.action = CommandLine::Action::kCheckConfig;
+    }
+    if (name == "calibrate" && command_line.action == CommandLine::Action::kRun) {
+      command_line.action = CommandLine::Action::kCalibrate;
     }
   }
   return command_line;

@@ -13,7 +13,7 @@ namespace fp8kvd::config {
 
 // What the command line asks for.
 struct CommandLine {
-  enum class Action : uint8_t { kRun, kCheckConfig, kHelp, kVersion };
+  enum class Action : uint8_t { kRun, kCheckConfig, kCalibrate, kHelp, kVersion };
 
   Action action = Action::kRun;
   std::string config_path;                                 // empty: FP8KVD_CONFIG

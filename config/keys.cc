@@ -97,8 +97,17 @@ constexpr Key<Options> kKeys[] = {
      "opt-in to the lossy precision fp8_kv"},
     {"policy", "cache_share_min", [](Options& o) { return &o.policy.cache_share_min; },
      "auto takes fp8_kv from this share of a step's bytes on", "ratio", 0, 1},
+    {"policy", "calibration_file", [](Options& o) { return &o.policy.calibration_file; },
+     "what --calibrate writes and later starts decide with", "path"},
     {"policy", "fp8_bf16_ratio", [](Options& o) { return &o.policy.fp8_bf16_ratio; },
-     "measured time of attention in fp8_kv over bf16; 0: not measured", "ratio", 0, 100},
+     "time of attention in fp8_kv over bf16, where none is calibrated; 0: that of the bytes",
+     "ratio", 0, 100},
+    {"policy", "rpc_us", [](Options& o) { return &o.policy.rpc_us; },
+     "cost of one layer's call, for the prediction; 0: as calibrated", "us", 0, 1e6},
+    {"policy", "read_gb_s", [](Options& o) { return &o.policy.read_gb_s; },
+     "what the engine's device reads, for the prediction; 0: as calibrated", "GB/s", 0, 1e6},
+    {"policy", "live_window_ms", [](Options& o) { return &o.policy.live_window_ms; },
+     "periods over which the load served is compared with the configured one", "ms", 100, 3600000},
 
     {"drain", "drain_ms_max", [](Options& o) { return &o.drain.drain_ms_max; },
      "time from SIGTERM in which admitted work finishes", "ms", 0, 3600000},
@@ -270,6 +279,8 @@ std::string HelpText() {
       "fp8kvd --config=FILE [--KEY=VALUE ...]\n"
       "  --config=FILE    the configuration, .textproto or .json (FP8KVD_CONFIG)\n"
       "  --check_config   check everything, print the effective configuration, exit\n"
+      "  --calibrate      measure the models' attention on this device, write calibration_file, "
+      "exit\n"
       "  --version, --help\n"
       "Flags win over the environment, the environment over the file, the file over defaults.\n"
       "A key is --key=VALUE, FP8KVD_KEY=VALUE, or section { key: VALUE } in the file.\n";

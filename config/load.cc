@@ -141,6 +141,37 @@ absl::Status CheckTogether(const Options& options) {
   return absl::OkStatus();
 }
 
+// The calibration, if the policy names one that is there: before the first --calibrate it is not.
+absl::Status ReadCalibration(Loaded* loaded) {
+  const std::string& path = loaded->options.policy.calibration_file;
+  if (path.empty()) return absl::OkStatus();
+  const absl::StatusOr<std::string> json = ReadFileBounded(path, kConfigBytesMax);
+  if (absl::IsNotFound(json.status())) {
+    loaded->warnings.push_back(
+        absl::StrCat("calibration_file ", json.status().message(),
+                     "; fp8kvd --calibrate makes it; until then r is not measured"));
+    return absl::OkStatus();
+  }
+  if (!json.ok()) return json.status();
+  absl::StatusOr<Calibration> calibration = ParseCalibration(*json);
+  if (!calibration.ok()) return AtLine(absl::CEscape(path), calibration.status());
+  loaded->calibration = *std::move(calibration);
+  return absl::OkStatus();
+}
+
+// Decides for every model, by the calibration where there is one.
+absl::Status PlanModels(Loaded* loaded) {
+  const Calibration* const calibration =
+      loaded->calibration.has_value() ? &*loaded->calibration : nullptr;
+  loaded->models.clear();
+  for (const ModelOptions& model : loaded->options.models) {
+    absl::StatusOr<PlannedModel> planned = PlanModel(model, loaded->options.policy, calibration);
+    if (!planned.ok()) return planned.status();
+    loaded->models.push_back(*std::move(planned));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FinishModels(const std::string& folder, Loaded* loaded) {
   Options& options = loaded->options;
   if (options.models.empty()) {
@@ -163,11 +194,10 @@ absl::Status FinishModels(const std::string& folder, Loaded* loaded) {
       const absl::Status status = ImportModel(folder, &model);
       if (!status.ok()) return At(absl::StrCat("model \"", model.name, "\""), status);
     }
-    auto planned = PlanModel(model, options.policy);
-    if (!planned.ok()) return planned.status();
-    loaded->models.push_back(*std::move(planned));
   }
-  return CheckTogether(options);
+  absl::Status status = ReadCalibration(loaded);
+  if (status.ok()) status = PlanModels(loaded);
+  return status.ok() ? CheckTogether(options) : status;
 }
 
 // Whether the pools can be made, as far as that is known without a device.
@@ -186,6 +216,19 @@ std::string FolderOf(const std::string& path) {
 }
 
 }  // namespace
+
+absl::Status DropForeignCalibration(absl::string_view version, absl::string_view device_name,
+                                    Loaded* loaded) {
+  if (!loaded->calibration.has_value()) return absl::OkStatus();
+  const Calibration& calibration = *loaded->calibration;
+  if (calibration.Fits(version, device_name)) return absl::OkStatus();
+  loaded->warnings.push_back(absl::StrCat(
+      "calibration_file ", absl::CEscape(loaded->options.policy.calibration_file), " is of fp8kvd ",
+      absl::CEscape(calibration.version), " on ", absl::CEscape(calibration.device_name),
+      ", this is ", version, " on ", device_name, "; it is not used, run fp8kvd --calibrate here"));
+  loaded->calibration.reset();
+  return PlanModels(loaded);
+}
 
 absl::StatusOr<std::string> ReadFileBounded(const std::string& path, int64_t bytes_max) {
   const auto unreadable = [&](const std::string& why) {

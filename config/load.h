@@ -4,12 +4,14 @@
 // Promises: what comes out is within every range of keys.cc, names at least one model, and every
 //   model has a shape that kernels serve and a decided precision. Whatever goes in is bounded by
 //   kConfigBytesMax and ends in a value or a Status.
-// Does not manage: files other than the configuration and its hf_config files; the device.
+// Does not manage: files other than the configuration, its hf_config files and its
+//   calibration_file; the device.
 // Errors: INVALID_ARGUMENT "FILE:LINE: …", "--flag: …", "VARIABLE: …" or "model "x": …" with what
 //   was asked, what is allowed and what to do; NOT_FOUND for a file that cannot be read.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include "absl/types/span.h"
 
 #include "config/cache_share.h"
+#include "config/calibration.h"
 #include "config/command_line.h"
 #include "config/options.h"
 #include "config/read_tree.h"
@@ -29,11 +32,17 @@ inline constexpr int64_t kConfigBytesMax = int64_t{1} << 20;
 
 // A configuration brought to an end.
 struct Loaded {
-  Options options;                    // hf_config imported
-  std::vector<PlannedModel> models;   // as options.models
-  Sources sources;                    // of every key that somebody set
-  std::vector<std::string> warnings;  // for the log
+  Options options;                         // hf_config imported
+  std::optional<Calibration> calibration;  // of policy.calibration_file, where there is one
+  std::vector<PlannedModel> models;        // as options.models
+  Sources sources;                         // of every key that somebody set
+  std::vector<std::string> warnings;       // for the log
 };
+
+// Takes a calibration out that is of another device or version than these, and decides anew without
+// it; a warning says so.
+absl::Status DropForeignCalibration(absl::string_view version, absl::string_view device_name,
+                                    Loaded* loaded);
 
 // environment: "NAME=value" as in environ.
 absl::StatusOr<Loaded> Load(const CommandLine& command_line,

@@ -162,9 +162,21 @@ struct PolicyOptions {
   bool allow_fp8_kv = false;
   // auto takes fp8_kv from this share of a step's bytes on. 0.2 predicts 1.10x at a ratio of 0.53.
   double cache_share_min = 0.2;
-  // Time of the operation in fp8_kv divided by its time in bf16, measured on this device at the
-  // workload's shape. 0: not measured, the ratio of the bytes stands in.
+  // What fp8kvd --calibrate measured on this device and writes here: times of attention in both
+  // precisions. Its numbers go before every given or computed one. Empty, or no such file: none.
+  std::string calibration_file;
+  // Time of the operation in fp8_kv divided by its time in bf16, at the workload's shape, for where
+  // nothing was calibrated. 0: not given, the ratio of the bytes stands in.
   double fp8_bf16_ratio = 0.0;
+  // What a call of one layer costs the engine besides attention, in microseconds: the network and
+  // both ends. 0: not given, the calibration's loopback call stands in. For the prediction alone.
+  double rpc_us = 0.0;
+  // What the engine's device reads, in GB/s; weighs bytes against rpc_us. 0: not given, the
+  // calibration's stands in. For the prediction alone.
+  double read_gb_s = 0.0;
+  // The load really served is compared with the configured one over periods of this length. A
+  // shorter one sees a change sooner and judges by less.
+  int32_t live_window_ms = 60000;
 };
 
 struct DrainOptions {

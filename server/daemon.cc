@@ -2,12 +2,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <ctime>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <system_error>
@@ -21,10 +24,13 @@
 
 #include "config/model.h"
 #include "config/report.h"
+#include "server/calibrate.h"
+#include "server/calibrate_call.h"
 #include "server/device.h"
 #include "server/engine/append_step.h"
 #include "server/engine/engine.h"
 #include "server/housekeeping.h"
+#include "server/live_load.h"
 #include "server/malloc_options.h"
 #include "server/ops/http.h"
 #include "server/ops/log.h"
@@ -76,12 +82,14 @@ class EngineThread {
 
 // Everything that runs, in the order in which it is built.
 struct Parts {
+  config::Loaded loaded;
   engine::SteadyClock clock;
   ops::Readiness readiness;
   ops::Metrics metrics;
   Device device;
   std::vector<config::ModelPools> pools;
   std::unique_ptr<engine::Engine> engine;
+  std::unique_ptr<LiveLoad> live_load;
   translate::Catalog catalog;
   std::unique_ptr<Housekeeping> housekeeping;
   std::unique_ptr<ops::HttpServer> http;
@@ -90,7 +98,8 @@ struct Parts {
   std::unique_ptr<rpc::Server> rpc;
 };
 
-absl::Status StartEngine(const config::Loaded& loaded, Parts* parts) {
+absl::Status StartEngine(Parts* parts) {
+  config::Loaded& loaded = parts->loaded;
   absl::StatusOr<Device> device = MakeDevice(loaded.options.engine);
   if (!device.ok()) return device.status();
   parts->device = *std::move(device);
@@ -98,6 +107,9 @@ absl::Status StartEngine(const config::Loaded& loaded, Parts* parts) {
   const kernels::DeviceInfo info = backend->Device();
   if (!parts->device.why_no_gpu.empty()) spdlog::info("{}", parts->device.why_no_gpu);
   spdlog::info("device {} ({}), {} MiB free", info.kind, info.name, info.bytes_free >> 20);
+  absl::Status decided = config::DropForeignCalibration(kVersion, info.name, &loaded);
+  if (!decided.ok()) return decided;
+  for (const std::string& warning : loaded.warnings) spdlog::warn("{}", warning);
 
   std::vector<ModelGeometry> geometries;
   for (const config::PlannedModel& model : loaded.models) geometries.push_back(model.geometry);
@@ -126,7 +138,8 @@ absl::Status StartEngine(const config::Loaded& loaded, Parts* parts) {
   return absl::OkStatus();
 }
 
-void FillCatalog(const config::Loaded& loaded, Parts* parts) {
+void FillCatalog(Parts* parts) {
+  const config::Loaded& loaded = parts->loaded;
   const kernels::DeviceInfo info = parts->device.backend->Device();
   translate::Catalog& catalog = parts->catalog;
   catalog.version = kVersion;
@@ -183,7 +196,8 @@ void ReloadTokens(const Parts& parts) {
   }
 }
 
-absl::Status StartDoors(const config::Loaded& loaded, Parts* parts) {
+absl::Status StartDoors(Parts* parts) {
+  const config::Loaded& loaded = parts->loaded;
   ops::MetricLabels labels{.version = kVersion,
                            .compiler = kCompiler,
                            .incarnation = absl::StrCat(absl::Hex(parts->catalog.incarnation)),
@@ -197,7 +211,13 @@ absl::Status StartDoors(const config::Loaded& loaded, Parts* parts) {
       labels.models.back().group_precisions.emplace_back(config::PrecisionName(group.precision));
     }
   }
-  parts->metrics.SetEngine(std::move(labels), [parts] { return parts->engine->stats(); });
+  parts->metrics.SetEngine(
+      std::move(labels), [parts] { return parts->engine->stats(); },
+      [parts](int32_t model) {
+        const std::optional<config::LiveVerdict> v = parts->live_load->Of(model);
+        return v.has_value() ? ops::LoadSample{v->batch, v->tokens, v->cache_share}
+                             : ops::LoadSample{};
+      });
   const std::string pci_bus_id = parts->device.backend->Device().pci_bus_id;
   if (!pci_bus_id.empty()) {
     absl::StatusOr<std::unique_ptr<ops::Nvml>> nvml =
@@ -211,7 +231,10 @@ absl::Status StartDoors(const config::Loaded& loaded, Parts* parts) {
   const config::ServerOptions& options = loaded.options.server;
   rpc::Locks locks;
   if (absl::Status status = MakeLocks(loaded.options, parts, &locks); !status.ok()) return status;
-  rpc::Planner planner{.policy = loaded.options.policy, .models = loaded.options.models};
+  rpc::Planner planner{.policy = loaded.options.policy,
+                       .calibration = loaded.calibration,
+                       .models = loaded.options.models,
+                       .live = [parts](int32_t model) { return parts->live_load->Of(model); }};
   absl::StatusOr<std::unique_ptr<rpc::Server>> server =
       rpc::Server::Start(options, &parts->catalog, parts->engine.get(), &parts->clock,
                          std::move(planner), &parts->metrics, std::move(locks));
@@ -229,14 +252,13 @@ absl::Status StartDoors(const config::Loaded& loaded, Parts* parts) {
 }
 
 // Whole or not at all: readers wait for the file to appear.
-absl::Status WritePortFile(const std::string& path, int port) {
-  if (path.empty()) return absl::OkStatus();
+absl::Status WriteWhole(const std::string& path, const std::string& text, const char* what) {
   const std::string unfinished = path + ".part";
   std::FILE* const file = std::fopen(unfinished.c_str(), "w");
-  bool written = file != nullptr && std::fprintf(file, "%d\n", port) > 0;
+  bool written = file != nullptr && std::fputs(text.c_str(), file) >= 0;
   if (file != nullptr) written = std::fclose(file) == 0 && written;
   if (written && std::rename(unfinished.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("cannot write port_file ", path, ": ",
+  return absl::UnavailableError(absl::StrCat("cannot write ", what, " ", path, ": ",
                                              std::generic_category().message(errno),
                                              "; name a file in a folder that exists and is ours"));
 }
@@ -253,19 +275,27 @@ void Drain(std::chrono::milliseconds patience, Parts* parts) {
   parts->engine_thread->Join();
 }
 
-absl::Status Start(const config::Loaded& loaded, Parts* parts) {
-  absl::Status status = StartEngine(loaded, parts);
+absl::Status Start(Parts* parts) {
+  absl::Status status = StartEngine(parts);
   if (!status.ok()) return status;
-  FillCatalog(loaded, parts);
+  FillCatalog(parts);
   parts->housekeeping =
       std::make_unique<Housekeeping>(parts->catalog, &parts->readiness, &parts->metrics,
                                      &parts->clock, [parts] { return parts->engine->stats(); });
+  parts->live_load = std::make_unique<LiveLoad>(&parts->loaded, &parts->clock,
+                                                [parts] { return parts->engine->stats(); });
   parts->engine_thread = std::make_unique<EngineThread>(parts->engine.get());
-  status = StartDoors(loaded, parts);
-  if (!status.ok()) return status;
-  const config::ServerOptions& options = loaded.options.server;
+  return StartDoors(parts);
+}
+
+// Tells whoever waits for the daemon that it is ready.
+absl::Status Announce(Parts* parts) {
+  const config::ServerOptions& options = parts->loaded.options.server;
   parts->readiness.Set(ops::State::kReady);
-  status = WritePortFile(options.port_file, parts->rpc->port());
+  const absl::Status status =
+      options.port_file.empty()
+          ? absl::OkStatus()
+          : WriteWhole(options.port_file, absl::StrCat(parts->rpc->port(), "\n"), "port_file");
   if (!status.ok()) return status;
   const std::string address = absl::StrCat(HostOf(options.listen_address), ":", parts->rpc->port());
   if (parts->http != nullptr) {
@@ -280,7 +310,7 @@ absl::Status Start(const config::Loaded& loaded, Parts* parts) {
 
 // Serves until a signal stops it, which it returns.
 int ServeUntilStopped(const Signals& signals, const ops::Notifier& notifier,
-                      const LoadConfig& load_again, config::Loaded* loaded, Parts* parts) {
+                      const LoadConfig& load_again, Parts* parts) {
   std::chrono::milliseconds interval(ops::History::kIntervalMs);
   if (notifier.watchdog().count() > 0) {
     interval = std::min(
@@ -291,9 +321,11 @@ int ServeUntilStopped(const Signals& signals, const ops::Notifier& notifier,
     // An engine that is stuck is not alive: systemd ends the process and starts another.
     if (!parts->housekeeping->is_stalled()) notifier.Alive();
     const int signal = signals.WaitFor(interval);
+    const bool last = signal == SIGTERM || signal == SIGINT;
+    for (const std::string& hint : parts->live_load->Tick(last)) spdlog::warn("{}", hint);
     if (signal == SIGHUP) {
       notifier.Tell("RELOADING=1", "reads its configuration again");
-      ReloadConfig(load_again, loaded);
+      ReloadConfig(load_again, &parts->loaded);
       ReloadTokens(*parts);
       notifier.Tell("READY=1", "serves");
     } else if (signal != 0) {
@@ -316,28 +348,99 @@ void LogDrained(const engine::EngineStats& stats) {
                failed);
 }
 
-}  // namespace
-
-int RunDaemon(config::Loaded loaded, const LoadConfig& load_again) {
-  const Signals signals;
-  const ops::Notifier notifier;
+void SetUpProcess(const config::Loaded& loaded) {
   TuneMalloc();
   ops::SetUpLog(loaded.options.log);
   // Else every message that a client spoils is a line of protobuf's own on stderr; whoever parses
   // answers with a Status.
   google::protobuf::SetLogHandler(nullptr);
   spdlog::info("{}", SetProcessLimits());
-  for (const std::string& warning : loaded.warnings) spdlog::warn("{}", warning);
+}
+
+// The median of so many decode calls to a daemon of this configuration, over loopback, of one
+// sequence of a few tokens: what a call costs besides attention.
+absl::StatusOr<double> MeasureCallUs(const config::Loaded& loaded) {
+  Parts parts;
+  parts.loaded = loaded;
+  parts.loaded.calibration.reset();
+  parts.loaded.warnings.clear();
+  config::ServerOptions& server = parts.loaded.options.server;
+  server.listen_address = "127.0.0.1:0";
+  server.http_address.clear();
+  parts.loaded.options.security = {};  // a port of its own, for a moment, on loopback
+  const absl::Status status = Start(&parts);
+  const absl::StatusOr<double> call_us =
+      status.ok() ? TimeDecodeCalls(absl::StrCat("127.0.0.1:", parts.rpc->port()))
+                  : absl::StatusOr<double>(status);
+  if (parts.engine_thread != nullptr) {
+    Drain(std::chrono::milliseconds(loaded.options.drain.drain_ms_max), &parts);
+  }
+  return call_us;
+}
+
+absl::Status CalibrateInto(const config::Loaded& loaded) {
+  const std::string& path = loaded.options.policy.calibration_file;
+  if (path.empty()) {
+    return absl::InvalidArgumentError(
+        "calibration_file is empty, it names the file that is written; add "
+        "policy { calibration_file: … } to the configuration, or --calibration_file=PATH");
+  }
+  config::Calibration calibration;
+  {
+    absl::StatusOr<Device> device = MakeDevice(loaded.options.engine);
+    if (!device.ok()) return device.status();
+    const engine::SteadyClock clock;
+    std::vector<ModelGeometry> geometries;
+    for (const config::PlannedModel& model : loaded.models) geometries.push_back(model.geometry);
+    absl::StatusOr<config::Calibration> measured =
+        Calibrate({.backend = device->backend.get(),
+                   .clock = &clock,
+                   .models = geometries,
+                   .launch_bytes_max = CalibrationLaunchBytes(device->backend->Device()),
+                   .progress = [](const std::string& line) { spdlog::info("{}", line); }});
+    if (!measured.ok()) return measured.status();
+    calibration = *std::move(measured);
+  }
+  calibration.version = kVersion;
+  const absl::StatusOr<double> call_us = MeasureCallUs(loaded);
+  if (!call_us.ok()) return call_us.status();
+  calibration.call_us = *call_us;
+  spdlog::info("{} ({}): reads {:.1f} GB/s, a decode call over loopback takes {:.0f} us",
+               calibration.device_kind, calibration.device_name,
+               calibration.read_bytes_per_s * 1e-9, calibration.call_us);
+  absl::Status status =
+      WriteWhole(path, config::FormatCalibration(calibration), "calibration_file");
+  if (status.ok()) spdlog::info("wrote {}", path);
+  return status;
+}
+
+}  // namespace
+
+int RunCalibration(const config::Loaded& loaded) {
+  const Signals signals;
+  SetUpProcess(loaded);
+  const absl::Status done = CalibrateInto(loaded);
+  if (done.ok()) return 0;
+  spdlog::error("cannot calibrate: {}", std::string(done.message()));
+  return kExitNotStarted;
+}
+
+int RunDaemon(config::Loaded loaded, const LoadConfig& load_again) {
+  const Signals signals;
+  const ops::Notifier notifier;
+  SetUpProcess(loaded);
   const std::chrono::milliseconds patience(loaded.options.drain.drain_ms_max);
   Parts parts;
-  const absl::Status started = Start(loaded, &parts);
+  parts.loaded = std::move(loaded);
+  absl::Status started = Start(&parts);
+  if (started.ok()) started = Announce(&parts);
   if (!started.ok()) {
     spdlog::error("cannot start: {}", std::string(started.message()));
     if (parts.engine_thread != nullptr) Drain(patience, &parts);
     return kExitNotStarted;
   }
   notifier.Tell("READY=1", "serves");
-  const int signal = ServeUntilStopped(signals, notifier, load_again, &loaded, &parts);
+  const int signal = ServeUntilStopped(signals, notifier, load_again, &parts);
   const bool failed = parts.engine_thread->failed();
   parts.readiness.Set(failed ? ops::State::kFailed : ops::State::kDraining);
   notifier.Tell("STOPPING=1", parts.readiness.Why());

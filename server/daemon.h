@@ -24,4 +24,9 @@ inline constexpr int kExitDeviceFailed = 3;
 // load_again: reads flags, environment and file once more, for SIGHUP (reload.h).
 int RunDaemon(config::Loaded loaded, const LoadConfig& load_again);
 
+// fp8kvd --calibrate: times attention on the configured device, and a decode call to a daemon of
+// this configuration on a loopback port of its own; writes policy.calibration_file whole or not at
+// all. Takes what the daemon takes, so not beside one on the same device.
+int RunCalibration(const config::Loaded& loaded);
+
 }  // namespace fp8kvd

@@ -1,6 +1,7 @@
 // fp8kvd: the daemon. Flags, environment and file are config's; what runs is daemon's.
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/keys.h"
@@ -39,7 +40,7 @@ int Main(int argc, char** argv) {
   }
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
-  const absl::StatusOr<config::Loaded> loaded = config::Load(*command_line, environment);
+  absl::StatusOr<config::Loaded> loaded = config::Load(*command_line, environment);
   if (!loaded.ok()) return Refuse(loaded.status());
   if (command_line->action == Action::kCheckConfig) {
     const absl::StatusOr<std::string> report =
@@ -48,7 +49,8 @@ int Main(int argc, char** argv) {
     std::fputs(report->c_str(), stdout);
     return 0;
   }
-  return RunDaemon(*loaded, [&] { return config::Load(*command_line, environment); });
+  if (command_line->action == Action::kCalibrate) return RunCalibration(*loaded);
+  return RunDaemon(*std::move(loaded), [&] { return config::Load(*command_line, environment); });
 }
 
 }  // namespace

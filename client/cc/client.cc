@@ -180,6 +180,25 @@ absl::StatusOr<ServerInfo> Client::GetServerInfo() {
   return FromProto(response);
 }
 
+absl::StatusOr<PrecisionPlan> Client::PlanPrecision(const PlanArgs& args) {
+  v1::PlanPrecisionRequest request;
+  if (args.hf_config_json.empty()) {
+    request.set_model(args.model);
+  } else {
+    request.set_hf_config_json(args.hf_config_json);
+  }
+  request.set_batch(args.batch);
+  request.set_tokens(args.tokens);
+  request.set_other_bytes(args.other_bytes);
+  request.set_rpc_us(args.rpc_us);
+  v1::PlanPrecisionResponse response;
+  absl::Status status = core_->Try(
+      "PlanPrecision", core_->options().timeout_ms,
+      [&](auto& context) { return core_->stub().PlanPrecision(&context, request, &response); });
+  if (!status.ok()) return status;
+  return FromProto(response);
+}
+
 std::vector<Sequence> Client::Own(const std::vector<Handle>& handles, uint64_t ttl_ms) {
   std::vector<Sequence> sequences;
   sequences.reserve(handles.size());

@@ -82,6 +82,9 @@ class Client {
   absl::StatusOr<std::vector<SequenceInfo>> ListSequences(const std::string& model,
                                                           size_t sequences_max);
 
+  // Whether fp8_kv pays for a model, and what a configured one served lately.
+  absl::StatusOr<PrecisionPlan> PlanPrecision(const PlanArgs& args);
+
  private:
   explicit Client(std::shared_ptr<Core> core);
   std::vector<Sequence> Own(const std::vector<Handle>& handles, uint64_t ttl_ms);

@@ -134,6 +134,38 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& response) {
   return out;
 }
 
+PrecisionPlan FromProto(const v1::PlanPrecisionResponse& response) {
+  PrecisionPlan plan{.precision = FromProto(response.precision()),
+                     .reason = response.reason(),
+                     .batch = response.batch(),
+                     .tokens = response.tokens(),
+                     .kv_bytes = response.kv_bytes(),
+                     .other_bytes = response.other_bytes(),
+                     .cache_share = response.cache_share(),
+                     .convertible_share = response.convertible_share(),
+                     .cache_share_min = response.cache_share_min(),
+                     .r = response.r(),
+                     .r_source = response.r_source(),
+                     .attention_speedup = response.attention_speedup(),
+                     .predicted_speedup = response.predicted_speedup()};
+  if (response.has_speedup_with_calls()) plan.speedup_with_calls = response.speedup_with_calls();
+  if (response.has_rpc_us()) plan.rpc_us = response.rpc_us();
+  if (response.has_read_bytes_per_s()) plan.read_bytes_per_s = response.read_bytes_per_s();
+  if (response.has_live()) {
+    const v1::LiveLoad& live = response.live();
+    plan.live = LiveLoad{.seconds = live.seconds(),
+                         .steps = live.steps(),
+                         .batch = live.batch(),
+                         .tokens = live.tokens(),
+                         .cache_share = live.cache_share(),
+                         .predicted_speedup = live.predicted_speedup(),
+                         .precision = FromProto(live.precision()),
+                         .contradicts = live.contradicts(),
+                         .hint = live.hint()};
+  }
+  return plan;
+}
+
 SequenceInfo FromProto(const v1::SequenceInfo& info) {
   return {.handle = FromProto(info.handle()),
           .model = info.model(),

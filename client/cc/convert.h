@@ -25,6 +25,7 @@ v1::DecodeRequest ToProto(const DecodeArgs& args);
 absl::StatusOr<DecodeReply> FromProto(const v1::DecodeResponse& response, OutType out_type);
 
 ServerInfo FromProto(const v1::GetServerInfoResponse& response);
+PrecisionPlan FromProto(const v1::PlanPrecisionResponse& response);
 SequenceInfo FromProto(const v1::SequenceInfo& info);
 
 std::vector<ItemError> ItemErrors(const google::protobuf::RepeatedPtrField<v1::ItemError>& errors);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -149,6 +150,51 @@ struct DecodeArgs {
   bool omit_sinks = false;
   bool want_lse = false;
   OutType out_type = OutType::kBf16;
+};
+
+// Either model (empty when the server has only one) or hf_config_json.
+struct PlanArgs {
+  std::string model = {};
+  std::string hf_config_json = {};  // the text of a Hugging Face config.json
+  uint64_t batch = 0;               // sequences in a step; 0: the configured workload's
+  uint64_t tokens = 0;              // of each; likewise
+  uint64_t other_bytes = 0;         // 0: computed from the model
+  double rpc_us = 0;                // cost of one layer's call; 0: the server's own setting
+};
+
+// What a model served over the server's latest window, and what the policy says of it.
+struct LiveLoad {
+  double seconds = 0;
+  double steps = 0;
+  double batch = 0;   // sequences in a step, on average
+  double tokens = 0;  // of each
+  double cache_share = 0;
+  double predicted_speedup = 0;                   // of a step, for fp8_kv
+  Precision precision = Precision::kUnspecified;  // what auto would choose with allow_fp8_kv
+  bool contradicts = false;                       // that is not what runs
+  std::string hint = {};
+};
+
+// The decision for a model, with every number it came from: PlanPrecisionResponse says what each
+// is.
+struct PrecisionPlan {
+  Precision precision = Precision::kUnspecified;
+  std::string reason = {};
+  uint64_t batch = 0;
+  uint64_t tokens = 0;
+  double kv_bytes = 0;
+  double other_bytes = 0;
+  double cache_share = 0;
+  double convertible_share = 0;
+  double cache_share_min = 0;
+  double r = 0;
+  std::string r_source = {};
+  double attention_speedup = 0;
+  double predicted_speedup = 0;
+  std::optional<double> speedup_with_calls = {};
+  std::optional<double> rpc_us = {};
+  std::optional<double> read_bytes_per_s = {};
+  std::optional<LiveLoad> live = {};
 };
 
 struct DecodeReply {

@@ -35,6 +35,7 @@ struct Histogram {
 struct ModelStats {
   uint64_t decode_requests_total = 0;
   uint64_t decode_rows_total = 0;         // items that were launched
+  uint64_t seq_tokens_total = 0;          // of their sequences, the query's included
   uint64_t kv_bytes_read_total = 0;       // as stored, window-limited
   uint64_t kv_bf16_bytes_read_total = 0;  // what bf16 would have read for the same items
   Histogram context_tokens;               // keys that an item's last query sees

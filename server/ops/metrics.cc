@@ -196,6 +196,21 @@ void AddGpu(const GpuReading& gpu, Families* out) {
              "Part of the driver's last sample period in which a kernel ran.", gpu.busy_ratio);
 }
 
+void AddLoad(const MetricLabels& labels, const std::function<LoadSample(int32_t)>& load,
+             Families* out) {
+  for (size_t i = 0; i < labels.models.size(); ++i) {
+    const LoadSample sample = load(static_cast<int32_t>(i));
+    const Labels name = {{"model", labels.models[i].name}};
+    out->Gauge("fp8kvd_cache_share_ratio",
+               "Of a bf16 step's bytes, those of K and V; by the latest window's load.",
+               sample.cache_share, name);
+    out->Gauge("fp8kvd_step_seqs", "Sequences in a step of the latest window, on average.",
+               sample.batch, name);
+    out->Gauge("fp8kvd_step_seq_tokens", "Tokens of those sequences, on average.", sample.tokens,
+               name);
+  }
+}
+
 }  // namespace
 
 MethodMetrics* Metrics::Method(const std::string& name) {
@@ -207,9 +222,11 @@ MethodMetrics* Metrics::Method(const std::string& name) {
   return methods_.back().get();
 }
 
-void Metrics::SetEngine(MetricLabels labels, std::function<engine::EngineStats()> stats) {
+void Metrics::SetEngine(MetricLabels labels, std::function<engine::EngineStats()> stats,
+                        std::function<LoadSample(int32_t model)> load) {
   labels_ = std::move(labels);
   stats_ = std::move(stats);
+  load_ = std::move(load);
 }
 
 CallTotals Metrics::Calls() const {
@@ -255,6 +272,7 @@ std::string Metrics::Scrape() const {
     AddRequests(stats, &families);
     AddWork(stats, &families);
     AddModels(stats, labels_, &families);
+    AddLoad(labels_, load_, &families);
   }
   if (nvml_ != nullptr) {
     const absl::StatusOr<GpuReading> gpu = nvml_->Read();

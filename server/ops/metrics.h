@@ -56,6 +56,13 @@ struct CallTotals {
   LatencyCounts decode;  // of unary Decodes that ended with OK
 };
 
+// One model's served load, as server/live_load.h sees it; nothing served: all 0.
+struct LoadSample {
+  double batch = 0;   // sequences in a step
+  double tokens = 0;  // of each
+  double cache_share = 0;
+};
+
 // What does not change while the daemon runs, and names for the indices of EngineStats.
 struct MetricLabels {
   struct Model {
@@ -77,7 +84,9 @@ class Metrics {
   MethodMetrics* Method(const std::string& name);
 
   // Where a scrape gets the engine's numbers; before that it has only the calls'. Once, at start.
-  void SetEngine(MetricLabels labels, std::function<engine::EngineStats()> stats);
+  void SetEngine(
+      MetricLabels labels, std::function<engine::EngineStats()> stats,
+      std::function<LoadSample(int32_t model)> load = [](int32_t) { return LoadSample{}; });
   // Where it gets the GPU's; before that, and where it fails, there are none. Once, at start.
   void SetGpu(std::unique_ptr<Nvml> nvml) { nvml_ = std::move(nvml); }
 
@@ -91,6 +100,7 @@ class Metrics {
   MetricLabels labels_;
   std::function<engine::EngineStats()> stats_;
   std::unique_ptr<Nvml> nvml_;
+  std::function<LoadSample(int32_t)> load_;
 };
 
 }  // namespace fp8kvd::ops

@@ -54,6 +54,27 @@ std::vector<uint16_t> ToRows(const std::string& bytes) {
   return rows;
 }
 
+void SetNumbers(const config::PrecisionDecision& d, v1::PlanPrecisionResponse* response) {
+  response->set_precision(translate::FromPrecision(d.precision));
+  response->set_reason(d.reason);
+  response->set_kv_bytes(d.kv_bytes);
+  response->set_other_bytes(d.other_bytes.value_or(0));
+  response->set_cache_share(d.cache_share);
+  response->set_convertible_share(d.convertible_share);
+  response->set_r(d.ratio);
+  response->set_r_source(config::RatioSourceName(d.ratio_source));
+  response->set_predicted_speedup(d.predicted_speedup);
+  response->set_attention_speedup(d.attention_speedup);
+  if (d.speedup_with_calls.has_value()) response->set_speedup_with_calls(*d.speedup_with_calls);
+  if (d.rpc_us.has_value()) response->set_rpc_us(*d.rpc_us);
+  if (d.read_bytes_per_s.has_value()) response->set_read_bytes_per_s(*d.read_bytes_per_s);
+  response->set_cache_share_min(d.cache_share_min);
+  response->set_cache_bytes_bf16(d.kv_bytes);
+  response->set_cache_bytes_fp8_kv(d.kv_bytes_fp8_kv);
+  response->set_batch(static_cast<uint64_t>(d.batch));
+  response->set_tokens(static_cast<uint64_t>(d.tokens));
+}
+
 }  // namespace
 
 Job::Next HelperJob::Begin(grpc::ByteBuffer* bytes, const Arrival&) {
@@ -96,6 +117,11 @@ absl::Status PlanJob::Read(grpc::ByteBuffer* bytes) {
     return Invalid("other_bytes is ", request_.other_bytes(), ", at most ", kBytesMax,
                    " are planned with; send the bytes of one step");
   }
+  constexpr double kRpcUsMax = 1e6;
+  if (!(request_.rpc_us() >= 0 && request_.rpc_us() <= kRpcUsMax)) {
+    return Invalid("rpc_us is ", request_.rpc_us(), ", allowed are 0 to ", kRpcUsMax,
+                   "; send a call's microseconds, or 0 for the server's own setting");
+  }
   const bool has_hf_config = request_.subject_case() == v1::PlanPrecisionRequest::kHfConfigJson;
   if (has_hf_config && request_.hf_config_json().size() > kHfConfigBytesMax) {
     return Invalid("hf_config_json has ", request_.hf_config_json().size(), " bytes, at most ",
@@ -115,6 +141,7 @@ absl::Status PlanJob::Compute() {
   if (!geometry.ok()) return geometry.status();
   config::PolicyOptions policy = parts().planner->policy;
   if (request_.has_allow_fp8_kv()) policy.allow_fp8_kv = request_.allow_fp8_kv();
+  if (request_.rpc_us() > 0) policy.rpc_us = request_.rpc_us();
   config::Workload workload{
       .batch = model->expected_seqs, .tokens = model->expected_tokens, .other_bytes = std::nullopt};
   if (request_.batch() != 0) workload.batch = static_cast<int64_t>(request_.batch());
@@ -127,21 +154,32 @@ absl::Status PlanJob::Compute() {
   }
   config::PrecisionChoice choice = model->precision;
   if (!policy.allow_fp8_kv) choice = config::PrecisionChoice::kAuto;  // says so in the reason
-  const absl::StatusOr<config::PrecisionDecision> decision =
-      config::DecidePrecision(*geometry, choice, workload, policy);
+  const absl::StatusOr<config::PrecisionDecision> decision = config::DecidePrecision(
+      *geometry, choice, workload, policy,
+      parts().planner->calibration.has_value() ? &*parts().planner->calibration : nullptr);
   if (!decision.ok()) return decision.status();
   response_.Clear();
-  response_.set_precision(translate::FromPrecision(decision->precision));
-  response_.set_reason(decision->reason);
-  response_.set_kv_bytes(decision->kv_bytes);
-  response_.set_other_bytes(decision->other_bytes.value_or(0));
-  response_.set_cache_share(decision->cache_share);
-  response_.set_r(decision->ratio);
-  response_.set_r_source(config::RatioSourceName(decision->ratio_source));
-  response_.set_predicted_speedup(decision->predicted_speedup);
-  response_.set_cache_share_min(decision->cache_share_min);
-  response_.set_cache_bytes_bf16(decision->kv_bytes);
-  response_.set_cache_bytes_fp8_kv(decision->kv_bytes_fp8_kv);
+  SetNumbers(*decision, &response_);
+  return request_.subject_case() == v1::PlanPrecisionRequest::kHfConfigJson ? absl::OkStatus()
+                                                                            : SetLive();
+}
+
+absl::Status PlanJob::SetLive() {
+  const absl::StatusOr<int32_t> index = translate::FindModel(
+      *parts().catalog, request_.model(), static_cast<int64_t>(request_.model().size()));
+  if (!index.ok()) return index.status();
+  const std::optional<config::LiveVerdict> verdict = parts().planner->live(*index);
+  if (!verdict.has_value()) return absl::OkStatus();
+  v1::LiveLoad& live = *response_.mutable_live();
+  live.set_seconds(verdict->seconds);
+  live.set_steps(verdict->steps);
+  live.set_batch(verdict->batch);
+  live.set_tokens(verdict->tokens);
+  live.set_cache_share(verdict->cache_share);
+  live.set_predicted_speedup(verdict->decision.predicted_speedup);
+  live.set_precision(translate::FromPrecision(verdict->decision.precision));
+  live.set_contradicts(verdict->contradicts);
+  live.set_hint(verdict->hint);
   return absl::OkStatus();
 }
 

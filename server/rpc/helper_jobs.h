@@ -2,8 +2,12 @@
 // one that is not built yet.
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <vector>
 
+#include "config/calibration.h"
+#include "config/live_load.h"
 #include "fp8kvd/v1/kv.pb.h"
 #include "server/rpc/helper_thread.h"
 #include "server/rpc/job.h"
@@ -35,7 +39,12 @@ class HelperJob : public Job, private HelperThread::Task {
 // What PlanPrecision plans with: the configuration's models and policy.
 struct Planner {
   config::PolicyOptions policy;
-  std::vector<config::ModelOptions> models;  // hf_config imported
+  std::optional<config::Calibration> calibration;  // of the device in use
+  std::vector<config::ModelOptions> models;        // hf_config imported
+  // What a model served lately; nothing before its first step.
+  std::function<std::optional<config::LiveVerdict>(int32_t model)> live = [](int32_t) {
+    return std::nullopt;
+  };
 };
 
 class PlanJob final : public HelperJob {
@@ -47,6 +56,8 @@ class PlanJob final : public HelperJob {
   absl::Status Compute() override;
   const google::protobuf::Message& response() const override { return response_; }
   void Forget() override { v1::PlanPrecisionRequest().Swap(&request_); }
+
+  absl::Status SetLive();
 
   v1::PlanPrecisionRequest request_;
   v1::PlanPrecisionResponse response_;

@@ -61,12 +61,6 @@ TEST(Help, OfEveryCommandShowsItsFlagsAndAnExampleOfItself) {
   }
 }
 
-TEST(Help, OfACommandWithoutADaemonHasNoFlagsForOne) {
-  const Ran ran = Ctl({"plan", "--help"});
-  EXPECT_THAT(ran.out, Not(HasSubstr("--target")));
-  EXPECT_THAT(ran.out, HasSubstr("--json"));
-}
-
 // An example that its own command's parser refuses would be no example.
 TEST(Help, EveryExampleParses) {
   for (const Command* command : Commands()) {

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -23,14 +24,16 @@ inline std::string BuiltProgram(const std::string& name) {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
 }
 
-// Starts it with stdout into stdout_fd (-1: dropped) and stderr dropped.
-inline pid_t Spawn(const std::vector<std::string>& words, int stdout_fd) {
+// Starts it with stdout into stdout_fd (-1: dropped) and stderr into that file.
+inline pid_t Spawn(const std::vector<std::string>& words, int stdout_fd,
+                   const std::string& stderr_path = "/dev/null") {
   std::vector<char*> argv;
   for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, stderr_path.c_str(),
+                                   O_WRONLY | O_CREAT | O_APPEND, 0600);
   if (stdout_fd < 0) {
     posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
   } else {
@@ -46,16 +49,18 @@ inline pid_t Spawn(const std::vector<std::string>& words, int stdout_fd) {
 class DaemonProcess {
  public:
   // config: a textproto. port 0: any free one.
-  explicit DaemonProcess(const std::string& config, int port = 0) {
+  explicit DaemonProcess(const std::string& config, int port = 0,
+                         const std::vector<std::string>& flags = {}) {
     std::string directory = std::filesystem::temp_directory_path() / "fp8kvd_test_XXXXXX";
     directory_ = mkdtemp(directory.data());
     std::ofstream(directory_ / "config.textproto") << config;
     int pipe_fds[2];
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
-    pid_ = Spawn(
-        {BuiltProgram("fp8kvd"), "--config=" + (directory_ / "config.textproto").string(),
-         "--device=cpu", "--http_address=", "--listen_address=127.0.0.1:" + std::to_string(port)},
-        pipe_fds[1]);
+    std::vector<std::string> words = {
+        BuiltProgram("fp8kvd"), "--config=" + (directory_ / "config.textproto").string(),
+        "--device=cpu", "--http_address=", "--listen_address=127.0.0.1:" + std::to_string(port)};
+    words.insert(words.end(), flags.begin(), flags.end());
+    pid_ = Spawn(words, pipe_fds[1], directory_ / "log");
     close(pipe_fds[1]);
     // An end without this line means that it did not start.
     constexpr std::string_view kReady = "fp8kvd listening on 127.0.0.1:";
@@ -76,6 +81,11 @@ class DaemonProcess {
   }
 
   int port() const { return port_; }
+  // What it has logged so far.
+  std::string Log() const {
+    std::ifstream file(directory_ / "log");
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
   std::string target() const { return "127.0.0.1:" + std::to_string(port_); }
 
   // Sends the signal, waits for the end, gives the exit code (-signal if one ended it).

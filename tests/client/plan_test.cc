@@ -1,5 +1,7 @@
 // fp8kvctl plan on real config.json files, against bytes worked by hand from their shapes.
 #include <algorithm>
+#include <cmath>
+#include <fstream>
 #include <iostream>
 #include <sstream>
 
@@ -9,6 +11,7 @@
 #include "gtest/gtest.h"
 
 #include "client/cc/ctl/commands.h"
+#include "config/calibration.h"
 
 namespace fp8kvd::ctl {
 namespace {
@@ -44,7 +47,15 @@ struct ByHand {
   const char* model;
   double tokens_x_layers;  // of one sequence of 8,192 tokens, each layer up to its window
   double row_bytes;        // of K and V in bf16, one token of one layer
+  double head_dim;
+  double weight_bytes;  // on a device: layers x (attention + MLP) + embedding + head, 2 B each
 };
+
+double Dense(double layers, double hidden, double q_heads, double kv_heads, double head_dim,
+             double intermediate, double vocabularies) {
+  const double attention = hidden * (2 * q_heads + 2 * kv_heads) * head_dim;
+  return 2 * (layers * (attention + 3 * hidden * intermediate) + hidden * vocabularies);
+}
 
 class Models : public testing::TestWithParam<ByHand> {};
 
@@ -54,15 +65,46 @@ TEST_P(Models, HaveTheCacheBytesOfTheirShape) {
             32 * GetParam().tokens_x_layers * GetParam().row_bytes);
 }
 
+TEST_P(Models, HaveTheWeightsOfTheirShapeAndFollowTheFormula) {
+  const ByHand& hand = GetParam();
+  const Fields plan = PlanJson(hand.model, {"--batch=32", "--tokens=8192", "--allow_fp8_kv"});
+  if (hand.weight_bytes > 0) {
+    EXPECT_NEAR(plan.at("weight_bytes").number_value(), hand.weight_bytes,
+                1e-4 * hand.weight_bytes);
+  }
+  const double kv_bytes = 32 * hand.tokens_x_layers * hand.row_bytes;
+  const double other_bytes = plan.at("other_bytes").number_value();
+  const double share = kv_bytes / (kv_bytes + other_bytes);
+  const double r = (hand.head_dim + 4) / (2 * hand.head_dim);
+  EXPECT_DOUBLE_EQ(plan.at("cache_share").number_value(), share);
+  EXPECT_DOUBLE_EQ(plan.at("r").number_value(), r);
+  EXPECT_DOUBLE_EQ(plan.at("predicted_speedup").number_value(), 1 / (1 - share * (1 - r)));
+  EXPECT_EQ(plan.at("precision").string_value(), share >= 0.2 ? "fp8_kv" : "bf16");
+  if (hand.weight_bytes > 0 && hand.weight_bytes < 80e9) {
+    EXPECT_EQ(plan.at("seqs_fit_bf16").number_value(),
+              std::floor((80e9 - plan.at("weight_bytes").number_value()) / (kv_bytes / 32)));
+    EXPECT_EQ(plan.at("seqs_fit_fp8_kv").number_value(),
+              std::floor((80e9 - plan.at("weight_bytes").number_value()) / (kv_bytes / 32 * r)));
+  }
+}
+
+// Weights: hidden x (q_heads + 2 kv_heads) x head_dim and q_heads x head_dim x hidden, 3 x hidden x
+// intermediate, hidden x vocabulary once where the head is tied to the embedding, else twice.
 INSTANTIATE_TEST_SUITE_P(
     Plan, Models,
-    testing::Values(ByHand{"llama_3_1_8b", 32 * 8192., 2 * 8 * 128 * 2},
-                    ByHand{"llama_3_1_70b", 80 * 8192., 2 * 8 * 128 * 2},
-                    ByHand{"qwen2_5_7b", 28 * 8192., 2 * 4 * 128 * 2},
-                    ByHand{"gemma_3_27b", 10 * 8192. + 52 * 1024., 2 * 16 * 128 * 2},
-                    ByHand{"mistral_7b_v0_1", 32 * 4096., 2 * 8 * 128 * 2},
-                    ByHand{"mistral_7b_v0_3", 32 * 8192., 2 * 8 * 128 * 2},
-                    ByHand{"gpt_oss_20b", 12 * 8192. + 12 * 128., 2 * 8 * 64 * 2}),
+    testing::Values(ByHand{"llama_3_1_8b", 32 * 8192., 2 * 8 * 128 * 2, 128,
+                           Dense(32, 4096, 32, 8, 128, 14336, 2 * 128256.)},
+                    ByHand{"llama_3_1_70b", 80 * 8192., 2 * 8 * 128 * 2, 128,
+                           Dense(80, 8192, 64, 8, 128, 28672, 2 * 128256.)},
+                    ByHand{"qwen2_5_7b", 28 * 8192., 2 * 4 * 128 * 2, 128,
+                           Dense(28, 3584, 28, 4, 128, 18944, 2 * 152064.)},
+                    ByHand{"gemma_3_27b", 10 * 8192. + 52 * 1024., 2 * 16 * 128 * 2, 128,
+                           Dense(62, 5376, 32, 16, 128, 21504, 262208.)},
+                    ByHand{"mistral_7b_v0_1", 32 * 4096., 2 * 8 * 128 * 2, 128,
+                           Dense(32, 4096, 32, 8, 128, 14336, 2 * 32000.)},
+                    ByHand{"mistral_7b_v0_3", 32 * 8192., 2 * 8 * 128 * 2, 128,
+                           Dense(32, 4096, 32, 8, 128, 14336, 2 * 32768.)},
+                    ByHand{"gpt_oss_20b", 12 * 8192. + 12 * 128., 2 * 8 * 64 * 2, 64, 0}),
     [](const auto& hand) { return std::string(hand.param.model); });
 
 TEST(Plan, GivenWeightBytesAreTheWholeOfOtherBytes) {
@@ -95,10 +137,10 @@ TEST(Plan, IsBf16WhereTheWeightsAreAlmostAllThatAStepReads) {
   EXPECT_EQ(plan.at("precision").string_value(), "bf16");
 }
 
-TEST(Plan, TakesAMeasuredRatioOverThatOfTheBytes) {
+TEST(Plan, TakesAGivenRatioOverThatOfTheBytes) {
   const Fields plan = PlanJson("llama_3_1_8b", {"--ratio=0.7", "--batch=32", "--tokens=8192"});
   EXPECT_EQ(plan.at("r").number_value(), 0.7);
-  EXPECT_EQ(plan.at("r_source").string_value(), "measured");
+  EXPECT_EQ(plan.at("r_source").string_value(), "given");
 }
 
 TEST(Plan, DrawsAMapWithTheLengthFromWhichFp8Pays) {
@@ -108,6 +150,52 @@ TEST(Plan, DrawsAMapWithTheLengthFromWhichFp8Pays) {
   EXPECT_THAT(ran.out, HasSubstr("fp8_kv from"));
   EXPECT_THAT(ran.out, HasSubstr("with a call of 20 us a layer"));
   EXPECT_THAT(ran.out, HasSubstr("sequences beside the weights in 80 GB"));
+}
+
+// Llama 3.1 8B at a batch of 32 beside 16 GB: 32 x 131,072 B a token reach a fifth of all from
+// 0.25 x 16e9 / 4,194,304 = 953.7 tokens on.
+TEST(Plan, TheCrossoverIsWhereTheShareReachesTheLeast) {
+  const Fields plan = PlanJson("llama_3_1_8b", {"--batch=32", "--weight_bytes=16000000000"});
+  EXPECT_EQ(plan.at("fp8_kv_from_tokens").number_value(), 954);
+}
+
+TEST(Plan, LayersThatStayBf16WinNothing) {
+  const Fields plan = PlanJson("llama_3_1_8b", {"--batch=32", "--tokens=8192", "--allow_fp8_kv",
+                                                "--weight_bytes=0", "--bf16_layers=0-15"});
+  EXPECT_EQ(plan.at("kv_bytes").number_value(), 34359738368);
+  // Half of the bytes at r = 132 / 256.
+  EXPECT_DOUBLE_EQ(plan.at("attention_speedup").number_value(), 1 / (1 - 0.5 * (1 - 132.0 / 256)));
+}
+
+TEST(Plan, ACalibrationGivesTheRatioAtItsContext) {
+  const std::string path = testing::TempDir() + "/plan_calibration.json";
+  config::Calibration calibration;
+  calibration.version = "1";
+  calibration.device_name = "d";
+  calibration.read_bytes_per_s = 4e12;
+  calibration.call_us = 50;
+  calibration.points = {{128, 4, 8, 1, 64, 10, 11}, {128, 4, 8, 32, 8192, 100, 60}};
+  std::ofstream(path) << config::FormatCalibration(calibration);
+  const Fields large = PlanJson("llama_3_1_8b", {"--batch=32", "--tokens=8192", "--allow_fp8_kv",
+                                                 "--ratio=0.9", "--calibration=" + path});
+  EXPECT_DOUBLE_EQ(large.at("r").number_value(), 0.6);
+  EXPECT_EQ(large.at("r_source").string_value(), "measured");
+  EXPECT_GT(large.at("speedup_with_calls").number_value(), 1);
+  const Fields small = PlanJson("llama_3_1_8b", {"--batch=1", "--tokens=64", "--allow_fp8_kv",
+                                                 "--weight_bytes=0", "--calibration=" + path});
+  EXPECT_DOUBLE_EQ(small.at("r").number_value(), 1.1);
+  EXPECT_EQ(small.at("precision").string_value(), "bf16");
+}
+
+TEST(Plan, DrawsTheMapAsSvg) {
+  const std::string path = testing::TempDir() + "/plan_map.svg";
+  ASSERT_EQ(Plan("llama_3_1_8b", {"--allow_fp8_kv", "--svg=" + path}).exit_code, kExitOk);
+  std::ifstream file(path);
+  const std::string svg(std::istreambuf_iterator<char>(file), {});
+  EXPECT_THAT(svg, testing::StartsWith("<svg "));
+  EXPECT_THAT(svg, testing::EndsWith("</svg>\n"));
+  EXPECT_THAT(svg, HasSubstr("<polyline"));  // the crossover
+  EXPECT_EQ(Plan("llama_3_1_8b", {"--svg=/no/such/folder/map.svg"}).exit_code, kExitUnreachable);
 }
 
 TEST(Plan, RefusesWhatItCannotReadOrRepresent) {

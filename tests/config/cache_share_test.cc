@@ -52,8 +52,10 @@ PolicyOptions Allowed() {
 
 PrecisionDecision Decided(const ModelOptions& options, const Workload& workload,
                           const PolicyOptions& policy,
-                          PrecisionChoice choice = PrecisionChoice::kAuto) {
-  const auto decision = DecidePrecision(Fp8Geometry(options), choice, workload, policy);
+                          PrecisionChoice choice = PrecisionChoice::kAuto,
+                          const Calibration* calibration = nullptr) {
+  const auto decision =
+      DecidePrecision(Fp8Geometry(options), choice, workload, policy, calibration);
   EXPECT_TRUE(decision.ok()) << decision.status();
   return decision.value_or(PrecisionDecision{});
 }
@@ -124,7 +126,7 @@ TEST(Decide, WithoutTheOptInAutoIsBf16WhateverTheShare) {
 TEST(Decide, Fp8KvWithoutTheOptInIsAnErrorThatSaysHowToOptIn) {
   const auto decision =
       DecidePrecision(Fp8Geometry(Llama()), PrecisionChoice::kFp8Kv,
-                      {.batch = 1, .tokens = 1, .other_bytes = 0}, PolicyOptions());
+                      {.batch = 1, .tokens = 1, .other_bytes = 0}, PolicyOptions(), nullptr);
   ASSERT_EQ(decision.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(decision.status().message()),
               HasSubstr("model \"llama\": precision fp8_kv is lossy and needs the opt-in"));
@@ -168,12 +170,12 @@ TEST(Decide, TensOfTokensAreBf16) {
   EXPECT_THAT(Decided(Llama(), cache_only, measured).reason, HasSubstr("not faster"));
 }
 
-TEST(Decide, AMeasuredRatioReplacesTheBytesRatio) {
+TEST(Decide, AGivenRatioReplacesTheBytesRatio) {
   PolicyOptions measured = Allowed();
   measured.fp8_bf16_ratio = 0.53;
   const Workload workload = {.batch = 32, .tokens = 8192, .other_bytes = 16e9};
   const PrecisionDecision decision = Decided(Llama(), workload, measured);
-  EXPECT_EQ(decision.ratio_source, RatioSource::kMeasured);
+  EXPECT_EQ(decision.ratio_source, RatioSource::kGiven);
   EXPECT_NEAR(decision.predicted_speedup, 1.4720, 1e-4);  // 1 / (1 - 0.682286 x 0.47)
   EXPECT_NEAR(decision.attention_speedup, 1.8868, 1e-4);  // 1 / 0.53
   EXPECT_EQ(Decided(Llama(), workload, Allowed()).ratio_source, RatioSource::kBytes);
@@ -227,7 +229,145 @@ TEST(Decide, TheReasonHoldsEveryNumber) {
       "fp8_kv because the cache's share reaches cache_share_min and r < 1: batch 32 x 8192 "
       "tokens read 3.436e+10 bytes of K and V and 1.6e+10 others, cache_share 0.6823, "
       "cache_share_min 0.2, r 0.5156 (bytes), predicted step speed-up 1.494x, attention alone "
-      "1.939x");
+      "1.939x, with the calls' cost unknown (calibrate, or set rpc_us and read_gb_s)");
+}
+
+// One query head per KV head: r 1.2 at 64 tokens, 0.6 at 1,024 and 0.5 for 16 sequences of 1,024.
+Calibration Measured() {
+  Calibration calibration;
+  calibration.version = "1";
+  calibration.device_name = "device";
+  calibration.read_bytes_per_s = 1.024e9;
+  calibration.points = {{64, 1, 1, 1, 64, 10, 12},
+                        {64, 1, 1, 1, 1024, 100, 60},
+                        {64, 1, 1, 16, 64, 40, 40},
+                        {64, 1, 1, 16, 1024, 1000, 500},
+                        {128, 8, 1, 1, 64, 10, 99}};
+  return calibration;
+}
+
+LayerGroup OneHead(int32_t head_dim) {
+  return {.kv_heads = 1,
+          .head_dim = head_dim,
+          .window = 0,
+          .precision = Precision::kFp8Kv,
+          .layers = {0}};
+}
+
+TEST(MeasuredRatio, IsThatOfThePointsAndTheGeometricMeanBetweenThem) {
+  const Calibration measured = Measured();
+  EXPECT_NEAR(*MeasuredRatio(measured, OneHead(64), 1, 1, 64), 1.2, 1e-12);
+  EXPECT_NEAR(*MeasuredRatio(measured, OneHead(64), 1, 16, 1024), 0.5, 1e-12);
+  // 256 is half of the way from 64 to 1,024, 4 from 1 to 16: sqrt(1.2 x 0.6), sqrt(0.6 x 0.5).
+  EXPECT_NEAR(*MeasuredRatio(measured, OneHead(64), 1, 1, 256), std::sqrt(0.72), 1e-12);
+  EXPECT_NEAR(*MeasuredRatio(measured, OneHead(64), 1, 4, 1024), std::sqrt(0.30), 1e-12);
+}
+
+TEST(MeasuredRatio, BeyondTheOutermostPointItIsThatPoints) {
+  EXPECT_NEAR(*MeasuredRatio(Measured(), OneHead(64), 1, 1, 1), 1.2, 1e-12);
+  EXPECT_NEAR(*MeasuredRatio(Measured(), OneHead(64), 1, 9999, 99999), 0.5, 1e-12);
+  EXPECT_NEAR(*MeasuredRatio(Measured(), OneHead(64), 1, 0, 0), 1.2, 1e-12);
+}
+
+TEST(MeasuredRatio, AnotherNumberOfKvHeadsIsAnotherBatch) {
+  LayerGroup heads = OneHead(64);
+  heads.kv_heads = 16;  // one sequence of 16 heads reads what 16 of one head do
+  EXPECT_NEAR(*MeasuredRatio(Measured(), heads, 1, 1, 1024), 0.5, 1e-12);
+}
+
+TEST(MeasuredRatio, IsUnknownForAShapeThatWasNotMeasured) {
+  EXPECT_FALSE(MeasuredRatio(Measured(), OneHead(64), 2, 1, 64).has_value());
+  EXPECT_FALSE(MeasuredRatio(Measured(), OneHead(80), 1, 1, 64).has_value());
+}
+
+TEST(Decide, ACalibratedRatioGoesBeforeAGivenOneAndFollowsTheContext) {
+  ModelOptions model = Windowed();
+  model.layer_rules.clear();
+  const Calibration measured = Measured();
+  PolicyOptions policy = Allowed();
+  policy.fp8_bf16_ratio = 0.53;
+  const auto at = [&](int64_t tokens) {
+    return Decided(model, {.batch = 1, .tokens = tokens, .other_bytes = 0}, policy,
+                   PrecisionChoice::kAuto, &measured);
+  };
+  EXPECT_NEAR(at(1024).ratio, 0.6, 1e-12);
+  EXPECT_EQ(at(1024).ratio_source, RatioSource::kMeasured);
+  EXPECT_EQ(at(1024).precision, Precision::kFp8Kv);
+  // Tens of tokens: nothing but the cache is read, and still bf16 wins, as measured.
+  EXPECT_NEAR(at(64).ratio, 1.2, 1e-12);
+  EXPECT_EQ(at(64).precision, Precision::kBf16);
+  EXPECT_THAT(at(64).reason, HasSubstr("not faster"));
+  EXPECT_THAT(at(64).reason, HasSubstr("r 1.2000 (measured)"));
+}
+
+TEST(Decide, AGivenRatioStandsInForAShapeThatWasNotCalibrated) {
+  PolicyOptions policy = Allowed();
+  policy.fp8_bf16_ratio = 0.53;
+  const Calibration measured = Measured();
+  const PrecisionDecision decision = Decided(Llama(), {.batch = 1, .tokens = 64, .other_bytes = 0},
+                                             policy, PrecisionChoice::kAuto, &measured);
+  EXPECT_EQ(decision.ratio, 0.53);
+  EXPECT_EQ(decision.ratio_source, RatioSource::kGiven);
+}
+
+TEST(Decide, GroupsThatSeeUnequalContextsCountByTheirBytes) {
+  ModelOptions model = Windowed();
+  model.layer_rules[0].window = 64;  // layers 0 and 1
+  const Calibration measured = Measured();
+  const PrecisionDecision decision = Decided(model, {.batch = 1, .tokens = 1024, .other_bytes = 0},
+                                             Allowed(), PrecisionChoice::kAuto, &measured);
+  // 2 x 64 tokens at 1.2 and 2 x 1,024 at 0.6: (64 x 1.2 + 1,024 x 0.6) / 1,088.
+  EXPECT_NEAR(decision.ratio, 0.6352941176, 1e-9);
+}
+
+TEST(Decide, CallsAreCountedWithWhatTheCalibrationKnowsAndTheOperatorGives) {
+  ModelOptions model = Windowed();
+  model.layer_rules.clear();
+  const Workload workload = {.batch = 1, .tokens = 1024, .other_bytes = 1024 * 1024};
+  Calibration measured = Measured();
+  PolicyOptions policy = Allowed();
+  EXPECT_FALSE(Decided(model, workload, policy, PrecisionChoice::kAuto, &measured)
+                   .speedup_with_calls.has_value());
+  measured.call_us = 256;
+  // 2 MiB at 1.024e9 B/s are 2,048 us, of which r 0.6 saves 409.6; four calls add 1,024.
+  EXPECT_NEAR(
+      *Decided(model, workload, policy, PrecisionChoice::kAuto, &measured).speedup_with_calls,
+      3072.0 / 2662.4, 1e-9);
+  policy.rpc_us = 512;
+  policy.read_gb_s = 0.512;  // 4,096 us, 819.2 saved, 2,048 for the calls
+  const PrecisionDecision decision =
+      Decided(model, workload, policy, PrecisionChoice::kAuto, &measured);
+  EXPECT_NEAR(*decision.speedup_with_calls, 6144.0 / 5324.8, 1e-9);
+  EXPECT_THAT(decision.reason,
+              HasSubstr("step with a call of 512 us a layer at 0.512 GB/s 1.154x"));
+}
+
+TEST(Calibration, AFileReadsAsItWasWritten) {
+  Calibration written = Measured();
+  written.device_name = "a \"quoted\" name";
+  written.call_us = 123.5;
+  const auto read = ParseCalibration(FormatCalibration(written));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(FormatCalibration(*read), FormatCalibration(written));
+  EXPECT_EQ(read->points.size(), 5u);
+  EXPECT_EQ(read->device_name, written.device_name);
+  EXPECT_TRUE(read->Fits("1", written.device_name));
+  EXPECT_FALSE(read->Fits("2", written.device_name));
+  EXPECT_FALSE(read->Fits("1", "device"));
+}
+
+TEST(Calibration, AFileThatIsNoneIsRefusedWithItsLine) {
+  for (const char* text :
+       {"", "[]", "{}", R"({"version": "1"})",
+        R"({"version": "1", "device_name": "d", "read_bytes_per_s": -1, "points": []})",
+        R"({"version": "1", "device_name": "d", "read_bytes_per_s": 1, "points": [{}]})",
+        R"({"version": "1", "device_name": "d", "read_bytes_per_s": 1, "points": [{"head_dim": 64,
+            "group": 1, "kv_heads": 1, "batch": 1, "tokens": 1, "bf16_us": 0,
+            "fp8_kv_us": 1}]})"}) {
+    const auto read = ParseCalibration(text);
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr("line ")) << text;
+  }
 }
 
 TEST(SpeedupWithCalls, CallsTakeTheirPartOfTheGain) {
@@ -268,11 +408,11 @@ TEST(PlanModel, TheGeometryHasTheDecidedPrecision) {
   model.expected_tokens = 8192;
   model.other_bytes = 16'000'000'000;
   model.bf16_layers = "0";
-  const auto fp8 = PlanModel(model, Allowed());
+  const auto fp8 = PlanModel(model, Allowed(), nullptr);
   ASSERT_TRUE(fp8.ok()) << fp8.status();
   ASSERT_EQ(fp8->geometry.groups.size(), 2u);
   EXPECT_EQ(fp8->geometry.groups[1].precision, Precision::kFp8Kv);
-  const auto bf16 = PlanModel(model, PolicyOptions());
+  const auto bf16 = PlanModel(model, PolicyOptions(), nullptr);
   ASSERT_TRUE(bf16.ok()) << bf16.status();
   ASSERT_EQ(bf16->geometry.groups.size(), 1u);
   EXPECT_EQ(bf16->geometry.groups[0].precision, Precision::kBf16);

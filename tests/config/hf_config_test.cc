@@ -289,7 +289,7 @@ TEST(HfConfig, TheShareOfRealModelsIsTheOneWorkedByHand) {
   options.expected_seqs = 32;
   options.expected_tokens = 8192;
   ApplyHfModel(*llama, &options);
-  const auto planned = PlanModel(options, PolicyOptions());
+  const auto planned = PlanModel(options, PolicyOptions(), nullptr);
   ASSERT_TRUE(planned.ok()) << planned.status();
   EXPECT_NEAR(planned->decision.cache_share, 34'359'738'368.0 / 49'520'132'096.0, 1e-9);
 

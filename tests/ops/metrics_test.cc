@@ -62,28 +62,30 @@ TEST(Metrics, ACodeOutsideOfGrpcsIsUnknown) {
 TEST(Metrics, AScrapeIsOneCopyOfTheEngine) {
   Metrics metrics;
   int copies = 0;
-  metrics.SetEngine({.version = "1",
-                     .incarnation = "a",
-                     .device = "cpu",
-                     .models = {{.name = "m", .group_precisions = {"fp8_kv"}}}},
-                    [&copies] {
-                      ++copies;
-                      engine::EngineStats stats;
-                      stats.seqs = 4;
-                      stats.staging_slots_used = 3;
-                      stats.staging_slots_total = 10;
-                      stats.pools.push_back({.model = 0,
-                                             .group = 0,
-                                             .pages_total = 12,
-                                             .pages_used = 5,
-                                             .pages_free = 7,
-                                             .pages_reserved = 2,
-                                             .page_evictions_total = 11});
-                      stats.models.emplace_back();
-                      stats.models[0].kv_bytes_read_total = 99;
-                      stats.batch_rows.Observe(8);
-                      return stats;
-                    });
+  metrics.SetEngine(
+      {.version = "1",
+       .incarnation = "a",
+       .device = "cpu",
+       .models = {{.name = "m", .group_precisions = {"fp8_kv"}}}},
+      [&copies] {
+        ++copies;
+        engine::EngineStats stats;
+        stats.seqs = 4;
+        stats.staging_slots_used = 3;
+        stats.staging_slots_total = 10;
+        stats.pools.push_back({.model = 0,
+                               .group = 0,
+                               .pages_total = 12,
+                               .pages_used = 5,
+                               .pages_free = 7,
+                               .pages_reserved = 2,
+                               .page_evictions_total = 11});
+        stats.models.emplace_back();
+        stats.models[0].kv_bytes_read_total = 99;
+        stats.batch_rows.Observe(8);
+        return stats;
+      },
+      [](int32_t) { return LoadSample{.batch = 2.5, .tokens = 300, .cache_share = 0.25}; });
   const std::string text = metrics.Scrape();
   EXPECT_EQ(copies, 1);
   EXPECT_THAT(text, HasSubstr("fp8kvd_seqs 4\n"));
@@ -96,6 +98,9 @@ TEST(Metrics, AScrapeIsOneCopyOfTheEngine) {
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_staging_slots{state="free"} 7)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_kv_read_bytes_total{model="m"} 99)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_batch_rows_bucket{le="8"} 1)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_cache_share_ratio{model="m"} 0.25)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_step_seqs{model="m"} 2.5)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_step_seq_tokens{model="m"} 300)"));
 }
 
 // Cardinality: what clients do can add no series beyond gRPC's codes.

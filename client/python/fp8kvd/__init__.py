@@ -20,6 +20,7 @@ from fp8kvd.types import (
     DecodeReply,
     Handle,
     ItemError,
+    LiveLoad,
     PrecisionPlan,
     SequenceInfo,
     ServerInfo,
@@ -27,7 +28,7 @@ from fp8kvd.types import (
 
 __all__ = [
     "BatchError", "Client", "DecodeReply", "DecodeStream", "Error", "Fp8KVCache", "Fp8KvError",
-    "Fp8Rows", "Handle", "ItemError", "Options", "PrecisionPlan", "Sequence", "SequenceInfo",
-    "SequencesLost", "ServerInfo", "Tls", "e4m3_values", "fp8_kv_attention", "fp8_kv_error",
-    "kv_cache_share", "quantize_fp8_kv",
+    "Fp8Rows", "Handle", "ItemError", "LiveLoad", "Options", "PrecisionPlan", "Sequence",
+    "SequenceInfo", "SequencesLost", "ServerInfo", "Tls", "e4m3_values", "fp8_kv_attention",
+    "fp8_kv_error", "kv_cache_share", "quantize_fp8_kv",
 ]

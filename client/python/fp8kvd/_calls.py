@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 from fp8kvd import _tensors, _wire, errors
 from fp8kvd._tensors import Rows, Tensor
 from fp8kvd.format import Fp8KvError
-from fp8kvd.types import (DecodeReply, Handle, ItemError, LayerGroup, Limits, ModelInfo, OutType,
-                          PrecisionPlan, SequenceInfo, ServerInfo)
+from fp8kvd.types import (DecodeReply, Handle, ItemError, LayerGroup, Limits, LiveLoad, ModelInfo,
+                          OutType, PrecisionPlan, SequenceInfo, ServerInfo)
 from fp8kvd.v1 import kv_pb2
 
 _SERVICE = "/fp8kvd.v1.DecodeAttention/"
@@ -30,6 +30,7 @@ _CODES = ("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED",
           "UNAUTHENTICATED")
 
 T = TypeVar("T")
+Made = TypeVar("Made")
 
 
 @dataclasses.dataclass(slots=True)
@@ -153,13 +154,25 @@ def list_page(model: str, page_token: str) -> Call[tuple[list[SequenceInfo], str
     return Call("ListSequences", request.SerializeToString(), read)
 
 
+def _plain(made: type[Made], reply: Any, **others: Any) -> Made:
+    """The dataclass of a message's fields; an optional one that is absent is None."""
+    presence = {field.name for field in reply.DESCRIPTOR.fields if field.has_presence}
+    values = {}
+    for field in dataclasses.fields(made):  # type: ignore[arg-type]
+        absent = field.name in presence and not reply.HasField(field.name)
+        values[field.name] = None if absent else getattr(reply, field.name)
+    return made(**{**values, "precision": _precision(reply.precision), **others})
+
+
+def _live(reply: kv_pb2.PlanPrecisionResponse) -> LiveLoad | None:
+    return _plain(LiveLoad, reply.live) if reply.HasField("live") else None
+
+
 def plan_precision(model: str, hf_config_json: str | None, batch: int, tokens: int,
                    other_bytes: int, allow_fp8_kv: bool | None) -> Call[PrecisionPlan]:
     def read(raw: bytes) -> tuple[PrecisionPlan, Sequence[ItemError]]:
         reply = kv_pb2.PlanPrecisionResponse.FromString(raw)
-        numbers = {field.name: getattr(reply, field.name)
-                   for field in dataclasses.fields(PrecisionPlan) if field.name != "precision"}
-        return PrecisionPlan(precision=_precision(reply.precision), **numbers), ()
+        return _plain(PrecisionPlan, reply, live=_live(reply)), ()
 
     request = kv_pb2.PlanPrecisionRequest(batch=batch, tokens=tokens, other_bytes=other_bytes)
     if allow_fp8_kv is not None:

@@ -99,6 +99,21 @@ class SequenceInfo:
 
 
 @dataclasses.dataclass(frozen=True)
+class LiveLoad:
+    """What a model served over the daemon's latest window, and what the policy says of it."""
+
+    seconds: float  # of the window
+    steps: float  # decode requests / layers
+    batch: float  # sequences in a step, on average
+    tokens: float  # of each
+    cache_share: float
+    predicted_speedup: float  # of a step, for fp8_kv
+    precision: str  # what auto would choose for this load with allow_fp8_kv
+    contradicts: bool  # that is not what runs
+    hint: str  # where it contradicts: what to change
+
+
+@dataclasses.dataclass(frozen=True)
 class PrecisionPlan:
     """Whether fp8_kv pays for a model, with every number of the decision."""
 
@@ -108,11 +123,19 @@ class PrecisionPlan:
     other_bytes: float
     cache_share: float  # kv_bytes / (kv_bytes + other_bytes)
     r: float  # fp8_kv / bf16 time of attention
-    r_source: str  # "measured" or "bytes"
+    r_source: str  # "measured" (calibrated on the daemon's device), "given" or "bytes"
     predicted_speedup: float  # of a whole step, for fp8_kv, whichever was chosen
     cache_share_min: float  # the share from which fp8_kv is chosen
     cache_bytes_bf16: float  # of batch x tokens, without page rounding
     cache_bytes_fp8_kv: float
+    convertible_share: float  # as cache_share, without layers that stay bf16: what decides
+    attention_speedup: float  # of attention alone, for fp8_kv
+    speedup_with_calls: float | None  # of a step whose every layer costs rpc_us; None: unknown
+    rpc_us: float | None
+    read_bytes_per_s: float | None  # of the engine's device
+    batch: int
+    tokens: int
+    live: LiveLoad | None  # what the model served lately; None: nothing yet, or a described model
 
 
 @dataclasses.dataclass(frozen=True)
