@@ -136,6 +136,7 @@ class Questions(Case):
             self.assertAlmostEqual(plan.predicted_speedup, 1 / (1 - share * (1 - plan.r)),
                                    places=9)
             self.assertEqual((plan.precision, plan.r_source), (precision, "bytes"))
+            self.assertEqual((plan.live, plan.speedup_with_calls), (None, None))
         self.assertEqual(self.client.plan_precision("two").precision, "fp8_kv")
 
 
