@@ -84,6 +84,12 @@ void DecodeHead(const DecodeInput& input, const std::vector<double>& k,
 }  // namespace
 
 DecodeOutput Decode(const DecodeInput& input) {
+  const int32_t end = std::max(0, input.pos + input.q_len);
+  return DecodeNumbers(input, Numbers(input, input.k, end), Numbers(input, input.v, end));
+}
+
+DecodeOutput DecodeNumbers(const DecodeInput& input, const std::vector<double>& k,
+                           const std::vector<double>& v) {
   const int32_t q_heads = input.kv_heads * input.group;
   const int64_t pairs = int64_t{input.q_len} * q_heads;
   DecodeOutput output;
@@ -91,9 +97,6 @@ DecodeOutput Decode(const DecodeInput& input) {
   output.out_abs.assign(pairs * input.head_dim, 0.0);
   output.lse.assign(pairs, 0.0);
   output.score_abs.assign(pairs, 0.0);
-  const int32_t end = std::max(0, input.pos + input.q_len);
-  const std::vector<double> k = Numbers(input, input.k, end);
-  const std::vector<double> v = Numbers(input, input.v, end);
   for (int32_t j = 0; j < input.q_len; ++j) {
     for (int32_t q_head = 0; q_head < q_heads; ++q_head) {
       DecodeHead(input, k, v, j, q_head, output);

@@ -44,4 +44,9 @@ struct DecodeOutput {
 
 DecodeOutput Decode(const DecodeInput& input);
 
+// The same of K and V that are numbers already, [tokens, kv_heads, head_dim] with pos + q_len
+// tokens at least; input's own k, v and precision are not looked at.
+DecodeOutput DecodeNumbers(const DecodeInput& input, const std::vector<double>& k,
+                           const std::vector<double>& v);
+
 }  // namespace fp8kvd::kernels::reference

@@ -119,7 +119,7 @@ void DecodeStep::Count(const DecodeRequest& request, const DecodeItem& item) {
   const int64_t tokens = KeysSeen(group, item.pos, item.q_len);
   ModelStats& model = context_.stats.models[request.model];
   ++model.decode_rows_total;
-  model.seq_tokens_total += static_cast<uint64_t>(seen);
+  model.seq_tokens_total += static_cast<uint64_t>(item.pos + item.q_len);
   model.kv_bytes_read_total +=
       tokens * group.kv_heads * KvBytesPerToken(group.precision, group.head_dim);
   model.kv_bf16_bytes_read_total +=

@@ -61,6 +61,12 @@ TEST(Help, OfEveryCommandShowsItsFlagsAndAnExampleOfItself) {
   }
 }
 
+TEST(Help, OfACommandWithoutADaemonHasNoFlagsForOne) {
+  const Ran ran = Ctl({"accuracy", "--help"});
+  EXPECT_THAT(ran.out, Not(HasSubstr("--target")));
+  EXPECT_THAT(ran.out, HasSubstr("--json"));
+}
+
 // An example that its own command's parser refuses would be no example.
 TEST(Help, EveryExampleParses) {
   for (const Command* command : Commands()) {
@@ -106,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(
         Misuse{"flags_without_command", {"--json"}, "usage: fp8kvctl"},
         Misuse{"flag_before_without_value", {"--target"}, "usage: fp8kvctl"},
         Misuse{"flag_before_and_behind", {"--json", "info", "--json"}, "given twice"},
-        Misuse{"daemon_flag_for_plan", {"--target=x", "plan"}, "unknown flag --target"},
+        Misuse{"daemon_flag_for_accuracy", {"--target=x", "accuracy"}, "unknown flag --target"},
         Misuse{"switch_with_value", {"info", "--json=yes"}, "takes no value"},
         Misuse{"flag_without_value", {"info", "--target"}, "wants a value"},
         Misuse{"flag_twice", {"info", "--target=a", "--target=b"}, "given twice"},

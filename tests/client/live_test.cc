@@ -22,7 +22,7 @@ using testing::Not;
 // a token in bf16. A replay decodes one sequence of 1,500 tokens: 1.15 MB a step.
 std::string Config(int expected_seqs, int expected_tokens, int64_t other_bytes) {
   std::ostringstream text;
-  text << "policy { allow_fp8_kv: true live_window_ms: 100 }\n"
+  text << "policy { allow_fp8_kv: true }\n"
        << "models { name: \"m\" layers: 1 q_heads: 9 kv_heads: 3 head_dim: 64\n  expected_seqs: "
        << expected_seqs << " expected_tokens: " << expected_tokens
        << " other_bytes: " << other_bytes << " }\n";

@@ -41,8 +41,8 @@ absl::Status Run(const Command& command, const std::vector<std::string>& words, 
 }  // namespace
 
 std::vector<const Command*> Commands() {
-  return {&InfoCommand(),   &PlanCommand(),  &StatCommand(), &TopCommand(),
-          &ReplayCommand(), &BenchCommand(), &FreeCommand()};
+  return {&InfoCommand(), &PlanCommand(),   &AccuracyCommand(), &StatCommand(),
+          &TopCommand(),  &ReplayCommand(), &BenchCommand(),    &FreeCommand()};
 }
 
 int RunCommandLine(const std::vector<std::string>& words, std::ostream& out, std::ostream& err) {

@@ -12,6 +12,7 @@ namespace fp8kvd::ctl {
 
 const Command& InfoCommand();
 const Command& PlanCommand();
+const Command& AccuracyCommand();
 const Command& StatCommand();
 const Command& TopCommand();
 const Command& FreeCommand();

@@ -1,10 +1,10 @@
-#include "tests/kernels/judge.h"
+#include "kernels/reference/judge.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-namespace fp8kvd::kernels::cases {
+namespace fp8kvd::kernels::reference {
 namespace {
 
 constexpr int kMismatchesNamed = 5;
@@ -29,8 +29,8 @@ class Mismatches {
   std::string text_;
 };
 
-void JudgeElements(const Answer& answer, const reference::DecodeOutput& right, bool is_bf16,
-                   Verdict& verdict, Mismatches& mismatches) {
+void JudgeElements(const Answer& answer, const DecodeOutput& right, bool is_bf16, Verdict& verdict,
+                   Mismatches& mismatches) {
   for (size_t i = 0; i < right.out.size(); ++i) {
     const double got = static_cast<double>(answer.out[i]);
     const double output_rounding = is_bf16 ? std::fabs(right.out[i]) : 0.0;
@@ -43,7 +43,7 @@ void JudgeElements(const Answer& answer, const reference::DecodeOutput& right, b
   }
 }
 
-void JudgeLse(const Answer& answer, const reference::DecodeOutput& right, Mismatches& mismatches) {
+void JudgeLse(const Answer& answer, const DecodeOutput& right, Mismatches& mismatches) {
   if (answer.lse.empty()) return;
   for (size_t i = 0; i < right.lse.size(); ++i) {
     const double got = static_cast<double>(answer.lse[i]);
@@ -57,7 +57,7 @@ void JudgeLse(const Answer& answer, const reference::DecodeOutput& right, Mismat
 
 }  // namespace
 
-Verdict Judge(const Answer& answer, const reference::DecodeOutput& right, OutType out_type) {
+Verdict Judge(const Answer& answer, const DecodeOutput& right, OutType out_type) {
   Verdict verdict;
   if (answer.out.size() != right.out.size() ||
       (!answer.lse.empty() && answer.lse.size() != right.lse.size())) {
@@ -109,11 +109,11 @@ Verdict JudgeTwoBackends(const std::vector<float>& a, const std::vector<float>& 
   return verdict;
 }
 
-void AppendTo(reference::DecodeOutput& a, const reference::DecodeOutput& b) {
+void AppendTo(DecodeOutput& a, const DecodeOutput& b) {
   a.out.insert(a.out.end(), b.out.begin(), b.out.end());
   a.out_abs.insert(a.out_abs.end(), b.out_abs.begin(), b.out_abs.end());
   a.lse.insert(a.lse.end(), b.lse.begin(), b.lse.end());
   a.score_abs.insert(a.score_abs.end(), b.score_abs.begin(), b.score_abs.end());
 }
 
-}  // namespace fp8kvd::kernels::cases
+}  // namespace fp8kvd::kernels::reference
