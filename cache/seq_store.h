@@ -141,8 +141,9 @@ class SeqStore {
   // Pages by page number. Table(seq, group).first_page() is the lowest one held.
   const BlockTable& Table(SeqIndex seq, int32_t group) const;
   SeqStat Stat(SeqIndex seq, int64_t now_ms) const;
-  // Handles of a tenant's sequences of a model from index *cursor on (begin with 0), handles.size() at most,
-  // and a bounded part of the store in one call. Moves *cursor; it is seqs_max when all were seen.
+  // Handles of a tenant's sequences of a model from index *cursor on (begin with 0), handles.size()
+  // at most, and a bounded part of the store in one call. Moves *cursor; it is seqs_max when all
+  // were seen.
   int32_t List(int32_t model, TenantId tenant, uint32_t* cursor,
                absl::Span<SeqHandle> handles) const;
 
