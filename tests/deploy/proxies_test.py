@@ -2,6 +2,7 @@
 nginx, with the configurations of deploy/proxy but for ports and logs."""
 
 import pathlib
+import socket
 import sys
 import tempfile
 import unittest
@@ -42,6 +43,11 @@ def nginx(config, folder):
 PROXIES = {"haproxy.cfg": haproxy, "nginx.conf": nginx}
 
 
+def listens(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 class ProxiedDaemon(harness.Daemon):
     """A daemon whose channel goes through the proxy of `configuration`."""
 
@@ -56,6 +62,7 @@ class ProxiedDaemon(harness.Daemon):
         path = write_configuration(self.configuration, folder, port, self.port, http_port)
         self._proxy = tools.running(PROXIES[self.configuration](path, folder), f"{folder}/log")
         self._proxy.__enter__()
+        wait_until(lambda: listens(port), "the proxy")
         self.address = f"127.0.0.1:{port}"
         self.channel = grpc.insecure_channel(
             self.address, options=[("grpc.max_receive_message_length", -1),
