@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import struct
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 
-CAPTURES = Path(__file__).parents[2] / "tests" / "data" / "captures"
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "e2e_py"))
+import captures  # noqa: E402
+
 NAMES = ("smollm2", "gemma3")
 
 
@@ -21,7 +21,7 @@ def package_folder(name: str) -> Path:
     """Where a package lies, without running it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit(f"package {name} is not installed; see bench/accuracy/requirements.txt")
+        raise SystemExit(f"package {name} is not installed; tests/hf/models.txt names all")
     return Path(spec.submodule_search_locations[0])
 
 
@@ -42,7 +42,7 @@ def gguf_file(name: str) -> Path:
 
 
 def load(name: str, attention: str) -> Any:
-    """The model in float32 with that attention function, and its tokenizer."""
+    """The model in float32 with that attention function."""
     path = gguf_file(name)
     kwargs = {"gguf_file": path.name, "dtype": torch.float32}
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -51,37 +51,6 @@ def load(name: str, attention: str) -> Any:
 
 
 def token_ids(name: str) -> list[int]:
-    """The 1,500 tokens of text_a.txt and 32 greedy ones, as the model's captures hold them."""
-    path = next(CAPTURES.glob(f"{name}_text_a_layer*.safetensors"))
-    return [int(t) for t in read_capture(path)[0]["token_ids"]]
-
-
-def read_capture(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Tensors (bf16 as its bits in uint16) and metadata of a safetensors file."""
-    raw = path.read_bytes()
-    size = struct.unpack("<Q", raw[:8])[0]
-    header = json.loads(raw[8:8 + size])
-    metadata = header.pop("__metadata__")
-    types = {"BF16": np.uint16, "F32": np.float32, "I32": np.int32}
-    tensors = {}
-    for name, entry in header.items():
-        begin, end = (8 + size + at for at in entry["data_offsets"])
-        tensors[name] = np.frombuffer(raw[begin:end], types[entry["dtype"]]).reshape(entry["shape"])
-    return tensors, metadata
-
-
-def write_capture(path: Path, tensors: dict[str, Any], metadata: dict[str, str]) -> None:
-    """The reverse of read_capture."""
-    types = {"uint16": "BF16", "float32": "F32", "int32": "I32"}
-    header: dict[str, Any] = {"__metadata__": metadata}
-    at = 0
-    for name, tensor in tensors.items():
-        header[name] = {"dtype": types[tensor.dtype.name], "shape": list(tensor.shape),
-                        "data_offsets": [at, at + tensor.nbytes]}
-        at += tensor.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text)
-        for tensor in tensors.values():
-            out.write(np.ascontiguousarray(tensor).tobytes())
+    """The 1,500 tokens of the text and 32 greedy ones, as the model's captures hold them."""
+    tensors, _ = captures.load(next(file for file in captures.FILES if file.startswith(name)))
+    return [int(token) for token in tensors["token_ids"]]

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -58,6 +59,19 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& name) {
       return std::string(name.param).substr(0, std::string(name.param).find('.'));
     });
+
+// The captures are three of 48 layers; what was measured on all when they were made.
+TEST(Accuracy, EveryLayerOfTheCapturedModelsIsNearLossless) {
+  for (const auto& [model, layers] : {std::pair("gemma3", 18), std::pair("smollm2", 30)}) {
+    const std::string path = std::string("tests/data/captures/") + model + "_text_a_errors.json";
+    for (int layer = 0; layer < layers; ++layer) {
+      const auto error = ReadExpectedError(path, layer);
+      ASSERT_TRUE(error.ok()) << error.status();
+      EXPECT_GT(*error, 0.02) << model << " layer " << layer;
+      EXPECT_LE(*error, kNearLosslessMax) << model << " layer " << layer;
+    }
+  }
+}
 
 struct Ran {
   int exit_code = 0;

@@ -36,12 +36,16 @@ constexpr char kPageStyle[] =
     "h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin:2rem 0 .5rem}"
     "p.note{color:var(--muted);margin:.3rem 0}table{border-collapse:collapse;font-size:.85rem}"
     "th,td{padding:.25rem .6rem;border-bottom:1px solid var(--line);text-align:right}"
-    "th:first-child,td:first-child{text-align:left}th{font-weight:600;vertical-align:bottom}"
+    "th:first-child,td:first-child{text-align:left;white-space:nowrap}"
+    "th{font-weight:600;vertical-align:bottom}"
     ".scroll{overflow-x:auto}svg{max-width:100%;height:auto}"
     ".good{color:var(--good);font-weight:600}.bad{color:var(--bad);font-weight:600}";
 
 std::string LayerName(const LayerAccuracy& layer) {
-  return absl::StrCat(layer.capture.model, " layer ", layer.capture.layer);
+  constexpr size_t kModelMax = 22;
+  const std::string& model = layer.capture.model;
+  return absl::StrCat(model.size() <= kModelMax ? model : model.substr(0, kModelMax - 3) + "...",
+                      " layer ", layer.capture.layer);
 }
 
 // A linear axis from 0 to a round number above `largest`.

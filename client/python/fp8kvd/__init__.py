@@ -4,6 +4,7 @@ Client and Sequence talk to it from threads, fp8kvd.aio from asyncio. The functi
 fp8kvd.format show what fp8_kv does to given K and V, without a daemon.
 """
 
+from fp8kvd.accuracy import Accuracy, measure_accuracy
 from fp8kvd.client import Client, DecodeStream, Options, Sequence, Tls
 from fp8kvd.errors import BatchError, Error, SequencesLost
 from fp8kvd.format import (
@@ -27,8 +28,8 @@ from fp8kvd.types import (
 )
 
 __all__ = [
-    "BatchError", "Client", "DecodeReply", "DecodeStream", "Error", "Fp8KVCache", "Fp8KvError",
-    "Fp8Rows", "Handle", "ItemError", "LiveLoad", "Options", "PrecisionPlan", "Sequence",
-    "SequenceInfo", "SequencesLost", "ServerInfo", "Tls", "e4m3_values", "fp8_kv_attention",
-    "fp8_kv_error", "kv_cache_share", "quantize_fp8_kv",
+    "Accuracy", "BatchError", "Client", "DecodeReply", "DecodeStream", "Error", "Fp8KVCache",
+    "Fp8KvError", "Fp8Rows", "Handle", "ItemError", "LiveLoad", "Options", "PrecisionPlan",
+    "Sequence", "SequenceInfo", "SequencesLost", "ServerInfo", "Tls", "e4m3_values",
+    "fp8_kv_attention", "fp8_kv_error", "kv_cache_share", "measure_accuracy", "quantize_fp8_kv",
 ]

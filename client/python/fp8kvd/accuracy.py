@@ -96,9 +96,10 @@ def measure_accuracy(q: Tensor, k: Tensor, v: Tensor, positions: Sequence[int], 
 
     Raises ValueError for shapes that do not fit each other.
     """
-    rows = _Rows(*(_bf16(x) for x in (q, k, v)), np.asarray(positions, np.int64),
-                 sm_scale or 1 / math.sqrt(np.shape(k)[-1]), window, softcap)
+    rows = _Rows(_bf16(q), _bf16(k), _bf16(v), np.asarray(positions, np.int64), 1.0, window,
+                 softcap)
     rows.check()
+    rows = dataclasses.replace(rows, sm_scale=sm_scale or 1 / math.sqrt(rows.k.shape[2]))
     exact = rows.attend(rows.k, rows.v)
     ways = {way: _measure_way(rows, exact, way) for way in WAYS}
     spread, effective = rows.scores_profile()
@@ -184,7 +185,7 @@ def _scales(rows: _Rows, exact: _Doubles, way: str) -> npt.NDArray[np.float32]:
         by_row = np.broadcast_to(known.max(0, initial=0), by_row.shape)
     elif way in ("tensor", "transformers"):
         by_row = np.full_like(by_row, known.max(initial=0))
-    return by_row / np.float32(E4M3_MAX)
+    return np.asarray(by_row / np.float32(E4M3_MAX), np.float32)
 
 
 def _stored(rows: _Rows, exact: _Doubles, way: str) -> tuple[_Doubles, int, int]:
