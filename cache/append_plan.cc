@@ -88,7 +88,10 @@ absl::Status SeqStore::CheckRunAhead(Place place, const Seq& seq, const AppendAr
 }
 
 // Fills edits_ and copies_, and takes the pages that they name.
-absl::Status SeqStore::TakePages(const BlockTable& table, PagePool& pool, const AppendArgs& args) {
+absl::Status SeqStore::TakePages(const Seq& seq, int32_t group, const AppendArgs& args) {
+  const BlockTable& table = seq.groups[static_cast<size_t>(group)].table;
+  PagePool& pool = MutablePool(seq.model, group);
+  const TenantPages& pages = PagesOfTenant(seq.model, group, seq.tenant);
   edits_.clear();
   copies_.clear();
   page_ids_.clear();
@@ -111,13 +114,14 @@ absl::Status SeqStore::TakePages(const BlockTable& table, PagePool& pool, const 
     unclaimed -= table.Claimed(i) ? 0 : 1;
   }
   pages_recycled_ = page_ids_.size();
-  if (unclaimed > pool.pages_unreserved()) {
+  if (unclaimed > 0 && unclaimed > pages.Left(pool)) {
     return absl::ResourceExhaustedError(
         absl::StrCat(Asked(args), ": needs ", unclaimed, " pages that are not reserved for it, ",
-                     pool.pages_unreserved(), " of ", pool.pages_total(),
+                     pages.Left(pool), " of ", pages.max,
                      " are left; free sequences, create with expected_tokens, or retry later"));
   }
   page_ids_.resize(edits_.size());
+  const Charge charge = ChargeOf(seq, static_cast<size_t>(group));
   absl::Status status = pool.Alloc(absl::MakeSpan(page_ids_).subspan(pages_recycled_));
   FP8KVD_CHECK(status.ok());  // reserved pages are free pages (page_pool.h)
   for (size_t i = 0; i < edits_.size(); ++i) {
@@ -153,7 +157,7 @@ absl::StatusOr<AppendPlan> SeqStore::PlanAppend(SeqIndex seq_index, const Append
   if (*verdict == AppendVerdict::kReplay) return plan_;
   status = CheckSkip(place, seq, args);
   if (status.ok()) status = CheckRunAhead(place, seq, args);
-  if (status.ok()) status = TakePages(group.table, MutablePool(seq.model, place.group), args);
+  if (status.ok()) status = TakePages(seq, place.group, args);
   if (!status.ok()) return status;
   plan_.seq_len_after = args.pos + args.n;
   plan_.copies = copies_;
@@ -170,6 +174,7 @@ absl::Span<const PlannedEdit> SeqStore::pages_planned() const {
 
 void SeqStore::Abandon(const AppendPlan& plan) {
   FP8KVD_CHECK(plan_open_ && plan.seq == plan_.seq);
+  const Charge charge = ChargeOf(At(plan_.seq), static_cast<size_t>(plan_.group));
   MutablePool(plan_.model, plan_.group)
       .Unalloc(absl::MakeConstSpan(page_ids_).subspan(pages_recycled_));
   plan_open_ = false;
@@ -180,6 +185,7 @@ void SeqStore::Commit(const AppendPlan& plan) {
   plan_open_ = false;
   Seq& seq = At(plan_.seq);
   SeqGroup& group = seq.groups[static_cast<size_t>(plan_.group)];
+  const Charge charge = ChargeOf(seq, static_cast<size_t>(plan_.group));
   const BlockTable::Shape& shape = Shape(seq, {plan_.group, plan_.group_layer});
   const int64_t seq_len_min_before = group.seq_len_min;
   if (plan_args_.skip_to > group.first_pos) {

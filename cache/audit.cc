@@ -10,6 +10,7 @@ namespace {
 struct Count {
   int64_t owners = 0;
   int64_t claims = 0;
+  size_t tenant = 0;  // of the owners
 };
 
 class PoolAudit {
@@ -19,19 +20,24 @@ class PoolAudit {
         model_(model),
         group_(group),
         pool_(store.PagesOf(model, group)),
-        counts_(static_cast<size_t>(pool_.pages_total())) {}
+        counts_(static_cast<size_t>(pool_.pages_total())),
+        tenants_(store.options().tenants.size()) {}
 
   absl::Status Run() {
     const auto seqs_max = static_cast<uint32_t>(store_.options().seqs_max);
     for (uint32_t i = 0; i < seqs_max; ++i) {
       const auto seq = static_cast<SeqIndex>(i);
       if (!store_.Occupied(seq) || store_.Model(seq) != model_) continue;
+      tenant_ = static_cast<size_t>(store_.Tenant(seq));
       absl::Status status = CountTable(store_.Table(seq, group_));
       if (!status.ok()) return status;
     }
     const AppendPlan* plan = store_.open_plan();
     if (plan != nullptr && plan->model == model_ && plan->group == group_) {
-      for (const PlannedEdit& edit : store_.pages_planned()) ++At(edit.page_id).owners;
+      for (const PlannedEdit& edit : store_.pages_planned()) {
+        ++At(edit.page_id).owners;
+        At(edit.page_id).tenant = static_cast<size_t>(store_.Tenant(plan->seq));
+      }
     }
     return Compare(plan != nullptr);
   }
@@ -51,15 +57,19 @@ class PoolAudit {
       if (static_cast<size_t>(page_id) >= counts_.size()) {
         return Differs("a block table holds no page at ", page_no);
       }
-      ++At(page_id).owners;
-      At(page_id).claims += table.Claimed(page_no) ? 1 : 0;
+      Count& count = At(page_id);
+      if (count.owners > 0 && count.tenant != tenant_) {
+        return Differs("tenants ", count.tenant, " and ", tenant_, " share a page");
+      }
+      ++count.owners;
+      count.claims += table.Claimed(page_no) ? 1 : 0;
+      count.tenant = tenant_;
     }
-    reserved_ += table.open_claims();
+    tenants_[tenant_].pages_reserved += table.open_claims();
     return absl::OkStatus();
   }
 
   absl::Status Compare(bool plan_open) {
-    int64_t used = 0;
     for (size_t i = 0; i < counts_.size(); ++i) {
       const auto page_id = static_cast<PageId>(i);
       const Count& count = counts_[i];
@@ -68,19 +78,36 @@ class PoolAudit {
                        " claims in the tables, ", pool_.owners(page_id), " and ",
                        pool_.claims(page_id), " in the pool");
       }
-      used += count.owners > 0 ? 1 : 0;
-      reserved_ += count.claims;
-      reserved_ -= count.owners > 0 && count.claims == count.owners ? 1 : 0;
+      PoolStat& tenant = tenants_[count.tenant];
+      tenant.pages_used += count.owners > 0 ? 1 : 0;
+      tenant.pages_reserved += count.claims;
+      tenant.pages_reserved -= count.owners > 0 && count.claims == count.owners ? 1 : 0;
+    }
+    int64_t used = 0;
+    int64_t reserved = 0;
+    for (size_t t = 0; t < tenants_.size(); ++t) {
+      const PoolStat pool = store_.Pool(model_, group_, static_cast<TenantId>(t));
+      if (tenants_[t].pages_used != pool.pages_used ||
+          tenants_[t].pages_reserved != pool.pages_reserved) {
+        return Differs("tenant ", t, " has ", tenants_[t].pages_used, " pages and ",
+                       tenants_[t].pages_reserved, " claims, ", pool.pages_used, " and ",
+                       pool.pages_reserved, " are put down to it");
+      }
+      if (!plan_open && pool.pages_used + pool.pages_reserved > pool.pages_total) {
+        return Differs("tenant ", t, " has more than the ", pool.pages_total, " pages it may");
+      }
+      used += pool.pages_used;
+      reserved += pool.pages_reserved;
     }
     if (used != pool_.pages_used() || used + pool_.pages_free() != pool_.pages_total()) {
       return Differs(used, " pages are in tables, ", pool_.pages_used(), " used + ",
                      pool_.pages_free(), " free of ", pool_.pages_total(), " in the pool");
     }
-    if (reserved_ != pool_.pages_reserved()) {
-      return Differs(reserved_, " pages are claimed, ", pool_.pages_reserved(), " reserved");
+    if (reserved != pool_.pages_reserved()) {
+      return Differs(reserved, " pages are claimed, ", pool_.pages_reserved(), " reserved");
     }
-    if (!plan_open && reserved_ > pool_.pages_free()) {
-      return Differs(reserved_, " pages are reserved, ", pool_.pages_free(), " free");
+    if (!plan_open && reserved > pool_.pages_free()) {
+      return Differs(reserved, " pages are reserved, ", pool_.pages_free(), " free");
     }
     return absl::OkStatus();
   }
@@ -89,8 +116,9 @@ class PoolAudit {
   const int32_t model_;
   const int32_t group_;
   const PagePool& pool_;
-  std::vector<Count> counts_;  // by page, from the tables
-  int64_t reserved_ = 0;
+  std::vector<Count> counts_;      // by page, from the tables
+  std::vector<PoolStat> tenants_;  // pages_used and pages_reserved of each, from the tables
+  size_t tenant_ = 0;              // of the table in hand
 };
 
 }  // namespace

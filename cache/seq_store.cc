@@ -19,7 +19,8 @@ absl::StatusOr<std::unique_ptr<SeqStore>> SeqStore::Make(StoreOptions options) {
 SeqStore::SeqStore(StoreOptions options)
     : options_(std::move(options)),
       seqs_(static_cast<size_t>(options_.seqs_max)),
-      leases_(options_.seqs_max) {
+      leases_(options_.seqs_max),
+      tenant_seqs_(options_.tenants.size(), 0) {
   for (int32_t i = 0; i < options_.seqs_max; ++i) free_.push_back(static_cast<uint32_t>(i));
   const auto model_count = static_cast<int32_t>(options_.models.size());
   for (int32_t m = 0; m < model_count; ++m) {
@@ -42,6 +43,11 @@ SeqStore::SeqStore(StoreOptions options)
       }
       model.pools.push_back(
           std::make_unique<PagePool>(group.pages_total, std::move(on_page_freed)));
+      std::vector<TenantPages>& tenants = model.tenants.emplace_back();
+      for (const TenantLimits& limits : options_.tenants) {
+        const double pages = limits.pages_share_max * static_cast<double>(group.pages_total);
+        tenants.push_back({.max = static_cast<int64_t>(pages)});
+      }
     }
   }
   const auto pages_max = static_cast<size_t>(options_.seq_len_max / options_.page_tokens + 2);
@@ -79,6 +85,15 @@ PagePool& SeqStore::MutablePool(int32_t model, int32_t group) const {
   return *models_[static_cast<size_t>(model)].pools[static_cast<size_t>(group)];
 }
 
+TenantPages& SeqStore::PagesOfTenant(int32_t model, int32_t group, TenantId tenant) {
+  return models_[static_cast<size_t>(model)]
+      .tenants[static_cast<size_t>(group)][static_cast<size_t>(tenant)];
+}
+
+const TenantPages& SeqStore::PagesOfTenant(int32_t model, int32_t group, TenantId tenant) const {
+  return const_cast<SeqStore*>(this)->PagesOfTenant(model, group, tenant);
+}
+
 const PagePool& SeqStore::PagesOf(int32_t model, int32_t group) const {
   return MutablePool(model, group);
 }
@@ -106,7 +121,8 @@ absl::Status SeqStore::CheckLayer(const Seq& seq, int32_t layer) const {
       absl::StrCat("layer ", layer, " asked; the model has layers 0 to ", layers - 1));
 }
 
-absl::Status SeqStore::CheckNew(int64_t expected_tokens, int64_t ttl_ms, size_t count) const {
+absl::Status SeqStore::CheckNew(int64_t expected_tokens, int64_t ttl_ms, TenantId tenant,
+                                size_t count) const {
   if (expected_tokens < 0 || expected_tokens > options_.seq_len_max) {
     return absl::InvalidArgumentError(absl::StrCat("expected_tokens is ", expected_tokens,
                                                    "; it may be 0 (no reservation) to ",
@@ -116,27 +132,37 @@ absl::Status SeqStore::CheckNew(int64_t expected_tokens, int64_t ttl_ms, size_t 
     return absl::InvalidArgumentError(
         absl::StrCat("ttl_ms is ", ttl_ms, "; it may be 1 to ", kLeaseTtlMsMax));
   }
-  if (count > static_cast<size_t>(options_.seqs_max - seqs_used_)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        count, " sequences asked, ", options_.seqs_max - seqs_used_, " of ", options_.seqs_max,
-        " are left; free sequences, or retry when leases have ended"));
+  const auto t = static_cast<size_t>(tenant);
+  const int32_t seqs_max = std::min(options_.tenants[t].seqs_max, options_.seqs_max);
+  const int32_t seqs_left = std::min(seqs_max - tenant_seqs_[t], options_.seqs_max - seqs_used_);
+  if (count > static_cast<size_t>(std::max(seqs_left, 0))) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(count, " sequences asked, ", seqs_left, " of ", seqs_max,
+                     " are left; free sequences, or retry when leases have ended"));
   }
   return absl::OkStatus();
 }
 
-absl::Status SeqStore::CheckRoom(int32_t model, int32_t group, int64_t pages_needed) const {
-  const PagePool& pool = PagesOf(model, group);
-  if (pages_needed <= 0 || pages_needed <= pool.pages_unreserved()) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat(pages_needed, " pages to reserve in layer group ", group, ", ",
-                   pool.pages_unreserved(), " of ", pool.pages_total(),
-                   " are left; expect fewer tokens, free sequences, or retry later"));
+absl::Status SeqStore::CheckRoom(int32_t model, int32_t group, TenantId tenant,
+                                 int64_t pages_needed) const {
+  const TenantPages& pages = PagesOfTenant(model, group, tenant);
+  const int64_t pages_left = pages.Left(PagesOf(model, group));
+  if (pages_needed <= 0 || pages_needed <= pages_left) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      pages_needed, " pages to reserve in layer group ", group, ", ", pages_left, " of ", pages.max,
+      " are left; expect fewer tokens, free sequences, or retry later"));
+}
+
+Charge SeqStore::ChargeOf(const Seq& seq, size_t group) {
+  const auto g = static_cast<int32_t>(group);
+  return {&PagesOf(seq.model, g), &PagesOfTenant(seq.model, g, seq.tenant)};
 }
 
 SeqHandle SeqStore::TakeIndex(const CreateArgs& args, int64_t now_ms) {
   const uint32_t index = free_[free_head_];
   free_head_ = (free_head_ + 1) % free_.size();
   ++seqs_used_;
+  ++tenant_seqs_[static_cast<size_t>(args.tenant)];
   Seq& seq = seqs_[index];
   if (seq.model != args.model) {
     seq.groups.clear();
@@ -170,18 +196,21 @@ absl::Status SeqStore::Create(const CreateArgs& args, int64_t now_ms,
     return absl::InvalidArgumentError(
         absl::StrCat("model ", args.model, " asked; models are 0 to ", models_.size() - 1));
   }
-  absl::Status status = CheckNew(args.expected_tokens, args.ttl_ms, handles.size());
+  absl::Status status = CheckNew(args.expected_tokens, args.ttl_ms, args.tenant, handles.size());
   const ModelPools& model = models_[static_cast<size_t>(args.model)];
   for (size_t g = 0; status.ok() && g < model.pools.size(); ++g) {
     const int64_t pages = BlockTable::ClaimsOfEmpty(model.shapes[g], args.expected_tokens);
-    status = CheckRoom(args.model, static_cast<int32_t>(g),
+    status = CheckRoom(args.model, static_cast<int32_t>(g), args.tenant,
                        pages * static_cast<int64_t>(handles.size()));
   }
   if (!status.ok()) return status;
   for (SeqHandle& handle : handles) {
     handle = TakeIndex(args, now_ms);
     Seq& seq = At(static_cast<SeqIndex>(handle.seq_id));
-    for (SeqGroup& group : seq.groups) group.table.Start(args.expected_tokens);
+    for (size_t g = 0; g < seq.groups.size(); ++g) {
+      const Charge charge = ChargeOf(seq, g);
+      seq.groups[g].table.Start(args.expected_tokens);
+    }
   }
   return absl::OkStatus();
 }
@@ -191,10 +220,12 @@ absl::Status SeqStore::Fork(SeqIndex parent_index, const ForkArgs& args, int64_t
   FP8KVD_CHECK(!plan_open_);
   const Seq& parent = At(parent_index);
   absl::Status status = CheckLive(parent);
-  if (status.ok()) status = CheckNew(args.expected_tokens, args.ttl_ms, handles.size());
+  if (status.ok()) {
+    status = CheckNew(args.expected_tokens, args.ttl_ms, parent.tenant, handles.size());
+  }
   for (size_t g = 0; status.ok() && g < parent.groups.size(); ++g) {
     const SeqGroup& group = parent.groups[g];
-    status = CheckRoom(parent.model, static_cast<int32_t>(g),
+    status = CheckRoom(parent.model, static_cast<int32_t>(g), parent.tenant,
                        group.table.ShareNeed(static_cast<int64_t>(handles.size()),
                                              args.expected_tokens, group.seq_len_min));
   }
@@ -214,6 +245,7 @@ absl::Status SeqStore::Fork(SeqIndex parent_index, const ForkArgs& args, int64_t
       to.first_pos = from.first_pos;
       to.FindSlowest();
       for (size_t i = 0; i < from.replays.size(); ++i) to.replays[i].CopyFrom(from.replays[i]);
+      const Charge charge = ChargeOf(child, g);
       to.table.ShareFrom(from.table, args.expected_tokens, from.seq_len_min);
     }
   }
@@ -237,11 +269,13 @@ absl::Status SeqStore::Truncate(SeqIndex seq_index, int64_t pos) {
   }
   for (size_t g = 0; status.ok() && g < seq.groups.size(); ++g) {
     const SeqGroup& group = seq.groups[g];
-    status = CheckRoom(seq.model, static_cast<int32_t>(g),
+    status = CheckRoom(seq.model, static_cast<int32_t>(g), seq.tenant,
                        group.table.TruncateNeed(pos, std::min(pos, group.seq_len_min)));
   }
   if (!status.ok()) return status;
-  for (SeqGroup& group : seq.groups) {
+  for (size_t g = 0; g < seq.groups.size(); ++g) {
+    SeqGroup& group = seq.groups[g];
+    const Charge charge = ChargeOf(seq, g);
     for (int64_t& seq_len : group.seq_lens) seq_len = std::min(seq_len, pos);
     group.FindSlowest();
     for (ReplayWindow& replay : group.replays) replay.Truncate(pos);
@@ -261,7 +295,9 @@ void SeqStore::Free(SeqIndex seq_index) {
 
 void SeqStore::Release(SeqIndex seq_index) {
   Seq& seq = At(seq_index);
-  for (SeqGroup& group : seq.groups) {
+  for (size_t g = 0; g < seq.groups.size(); ++g) {
+    SeqGroup& group = seq.groups[g];
+    const Charge charge = ChargeOf(seq, g);
     group.table.Clear();
     std::fill(group.seq_lens.begin(), group.seq_lens.end(), 0);
     group.FindSlowest();
@@ -273,6 +309,7 @@ void SeqStore::Release(SeqIndex seq_index) {
   seq.lease_parked = false;
   seq.parent = {};
   --seqs_used_;
+  --tenant_seqs_[static_cast<size_t>(seq.tenant)];
   const size_t tail = free_head_ + free_.size() - static_cast<size_t>(seqs_used_) - 1;
   free_[tail % free_.size()] = static_cast<uint32_t>(seq_index);
 }
@@ -305,7 +342,7 @@ void SeqStore::Renew(SeqIndex seq_index, int64_t now_ms) {
 }
 
 absl::Status SeqStore::SetTtl(SeqIndex seq_index, int64_t ttl_ms, int64_t now_ms) {
-  absl::Status status = CheckNew(0, ttl_ms, 0);
+  absl::Status status = CheckNew(0, ttl_ms, At(seq_index).tenant, 0);
   if (!status.ok()) return status;
   At(seq_index).ttl_ms = ttl_ms;
   Renew(seq_index, now_ms);
@@ -383,6 +420,7 @@ absl::Status SeqStore::CheckPlanVisible(const AppendPlan& plan) const {
 }
 
 int32_t SeqStore::Model(SeqIndex seq) const { return At(seq).model; }
+TenantId SeqStore::Tenant(SeqIndex seq) const { return At(seq).tenant; }
 
 int64_t SeqStore::SeqLen(SeqIndex seq_index, int32_t layer) const {
   const Seq& seq = At(seq_index);
@@ -440,6 +478,14 @@ PoolStat SeqStore::Pool(int32_t model, int32_t group) const {
           .pages_free = pool.pages_free(),
           .pages_reserved = pool.pages_reserved(),
           .evictions_total = pool.evictions_total()};
+}
+
+PoolStat SeqStore::Pool(int32_t model, int32_t group, TenantId tenant) const {
+  const TenantPages& pages = PagesOfTenant(model, group, tenant);
+  return {.pages_total = pages.max,
+          .pages_used = pages.used,
+          .pages_free = pages.max - pages.used,
+          .pages_reserved = pages.reserved};
 }
 
 }  // namespace fp8kvd::cache

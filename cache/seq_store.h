@@ -10,6 +10,8 @@
 //   - expected_tokens at Create or Fork is a reservation: appends inside it never fail for room,
 //     the copies that sharing makes necessary included. Beyond it, and with 0, appends are best
 //     effort. A call that would break somebody's reservation is RESOURCE_EXHAUSTED instead.
+//   - A tenant has no more sequences, and no more pages of a pool, reserved ones included, than it
+//     may; its own reservations are within that.
 //   - A page with several owners is never written: the plan of the append orders a copy.
 //   - A windowed group drops a page when its last position < (least length of the group's layers)
 //     - window - reclaim_slack_tokens, at Commit.
@@ -42,6 +44,7 @@
 #include "cache/lease_queue.h"
 #include "cache/page_pool.h"
 #include "cache/store_options.h"
+#include "cache/tenant_pages.h"
 
 namespace fp8kvd::cache {
 
@@ -149,10 +152,14 @@ class SeqStore {
 
   const StoreOptions& options() const { return options_; }
   PoolStat Pool(int32_t model, int32_t group) const;
+  // The same of a tenant: pages_total is what it may have.
+  PoolStat Pool(int32_t model, int32_t group, TenantId tenant) const;
   int32_t seqs_used() const { return seqs_used_; }  // those that are freed and held included
+  int32_t seqs_used(TenantId tenant) const { return tenant_seqs_[static_cast<size_t>(tenant)]; }
 
   // For audit.h. Occupied: the index has tables, its sequence may be freed and held.
   bool Occupied(SeqIndex seq) const;
+  TenantId Tenant(SeqIndex seq) const;
   const PagePool& PagesOf(int32_t model, int32_t group) const;
   const AppendPlan* open_plan() const { return plan_open_ ? &plan_ : nullptr; }
   absl::Span<const PlannedEdit> pages_planned() const;  // what the open plan took from its pool
@@ -166,6 +173,7 @@ class SeqStore {
     std::vector<Place> places;              // by model layer
     std::vector<BlockTable::Shape> shapes;  // by group
     std::vector<std::unique_ptr<PagePool>> pools;
+    std::vector<std::vector<TenantPages>> tenants;  // [groups][tenants]
   };
   // A sequence in one layer group.
   struct SeqGroup {
@@ -197,10 +205,11 @@ class SeqStore {
   explicit SeqStore(StoreOptions options);
   Seq& At(SeqIndex seq);
   const Seq& At(SeqIndex seq) const;
-  absl::Status CheckNew(int64_t expected_tokens, int64_t ttl_ms, size_t count) const;
+  absl::Status CheckNew(int64_t expected_tokens, int64_t ttl_ms, TenantId tenant,
+                        size_t count) const;
   absl::Status CheckLayer(const Seq& seq, int32_t layer) const;
   absl::Status CheckWindow(const Seq& seq, Place place, int32_t layer, int64_t pos) const;
-  absl::Status CheckRoom(int32_t model, int32_t group, int64_t pages_needed) const;
+  absl::Status CheckRoom(int32_t model, int32_t group, TenantId tenant, int64_t pages_needed) const;
   Place PlaceOf(const Seq& seq, int32_t layer) const;
   const BlockTable::Shape& Shape(const Seq& seq, Place place) const;
   PagePool& MutablePool(int32_t model, int32_t group) const;
@@ -209,7 +218,10 @@ class SeqStore {
   absl::Status CheckLive(const Seq& seq) const;
   absl::Status CheckSkip(Place place, const Seq& seq, const AppendArgs& args) const;
   absl::Status CheckRunAhead(Place place, const Seq& seq, const AppendArgs& args) const;
-  absl::Status TakePages(const BlockTable& table, PagePool& pool, const AppendArgs& args);
+  absl::Status TakePages(const Seq& seq, int32_t group, const AppendArgs& args);
+  Charge ChargeOf(const Seq& seq, size_t group);
+  TenantPages& PagesOfTenant(int32_t model, int32_t group, TenantId tenant);
+  const TenantPages& PagesOfTenant(int32_t model, int32_t group, TenantId tenant) const;
 
   StoreOptions options_;
   std::vector<ModelPools> models_;
@@ -218,6 +230,7 @@ class SeqStore {
   size_t free_head_ = 0;
   int32_t seqs_used_ = 0;
   LeaseQueue leases_;
+  std::vector<int32_t> tenant_seqs_;  // of seqs_used_, each tenant's
 
   // The open plan.
   AppendPlan plan_;

@@ -44,6 +44,7 @@ absl::Status CheckOptions(const StoreOptions& options) {
   };
   const Bound bounds[] = {
       {"models", static_cast<int64_t>(options.models.size()), 1, kModelsMax},
+      {"tenants", static_cast<int64_t>(options.tenants.size()), 1, kTenantsMax},
       {"seqs_max", options.seqs_max, 1, kSeqsMax},
       {"seq_len_max", options.seq_len_max, 1, kSeqLenMax},
       {"reclaim_slack_tokens", options.reclaim_slack_tokens, 0, kSeqLenMax},

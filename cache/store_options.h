@@ -24,8 +24,16 @@ struct ModelOptions {
   std::vector<GroupOptions> groups;  // every layer of the model is in exactly one
 };
 
+// What a tenant may have.
+struct TenantLimits {
+  int32_t seqs_max = INT32_MAX;
+  // Part of each pool that its sequences hold or have reserved, 0 .. 1.
+  double pages_share_max = 1.0;
+};
+
 struct StoreOptions {
   std::vector<ModelOptions> models;
+  std::vector<TenantLimits> tenants = {{}};  // by TenantId, 1 .. kTenantsMax
   // In every handle. New at every start, except that a restored snapshot brings its own.
   uint64_t incarnation = 0;
 

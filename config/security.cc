@@ -56,12 +56,10 @@ struct Shared {
 
 absl::Status CheckShares(const Options& options) {
   const auto tenants = static_cast<int64_t>(options.tenants.size());
-  const Shared all[] = {
-      {"queue_items_max", options.engine.queue_items_max, kItemsMax},
-      {"staging_bytes", options.engine.staging_bytes, 2 * options.server.message_bytes_max},
-      {"staging_slots", options.engine.staging_slots, 2},
-      {"streams_max", options.server.streams_max, 1},
-      {"seqs_max", options.cache.seqs_max, 1}};
+  const Shared all[] = {{"queue_items_max", options.engine.queue_items_max, kItemsMax},
+                        {"staging_slots", options.engine.staging_slots, 2},
+                        {"streams_max", options.server.streams_max, 1},
+                        {"seqs_max", options.cache.seqs_max, 1}};
   for (const Shared& shared : all) {
     if (shared.has / tenants >= shared.needs) continue;
     return Invalid(absl::StrCat(shared.name, " is ", shared.has, " for ", tenants,

@@ -13,7 +13,7 @@ namespace fp8kvd::config {
 
 // Checks, and fills in the shares of options->tenants; afterwards there is one at least.
 // INVALID_ARGUMENT: files without their partners, tenants that nothing tells apart or that share a
-// name, and a queue, staging memory or streams_max too small to give every tenant a part.
+// name, and a queue, slots, streams or sequences too few to give every tenant a part.
 absl::Status FinishSecurity(Options* options);
 
 // A line for each door that is reachable from other machines and lacks a lock: for the log.

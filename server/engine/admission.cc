@@ -9,6 +9,8 @@ namespace {
 
 // Advice to wait longer than this would outlive the burst that caused it.
 constexpr int64_t kRetryMsMax = 10'000;
+constexpr int64_t kSecondNs = 1'000'000'000;
+constexpr int64_t kBurstNs = kSecondNs / 2;
 
 // Stands in the stack for "closed"; never dereferenced.
 Request* ClosedMark() {
@@ -37,38 +39,94 @@ absl::Status DeviceFailedError() {
       "the device failed and the server ends; reconnect, then create the sequences anew");
 }
 
+Admission::Admission(int32_t places_max, const std::vector<config::TenantOptions>& tenants)
+    : places_max_(places_max), tenants_(tenants.size()) {
+  for (size_t i = 0; i < tenants.size(); ++i) {
+    tenants_[i].places_max = tenants[i].inflight_items_max;
+    if (tenants[i].items_per_s_max > 0)
+      tenants_[i].item_ns = kSecondNs / tenants[i].items_per_s_max;
+  }
+}
+
 absl::Status Admission::Refusal(Request* request) {
   refused_total_.fetch_add(1, std::memory_order_relaxed);
-  switch (state_.load()) {
-    case State::kDraining:
-      return absl::UnavailableError("the server drains and takes no new work; use another one");
-    case State::kFailed:
-      return DeviceFailedError();
-    case State::kOpen:
-      break;
-  }
+  TenantOf(*request).refused_total.fetch_add(1, std::memory_order_relaxed);
+  return state_.load() == State::kFailed
+             ? DeviceFailedError()
+             : absl::UnavailableError("the server drains and takes no new work; use another one");
+}
+
+absl::Status Admission::Full(Request* request, int64_t mine) {
+  refused_total_.fetch_add(1, std::memory_order_relaxed);
+  TenantOf(*request).refused_total.fetch_add(1, std::memory_order_relaxed);
   const int64_t queue_us = places_used() * item_us_.load(std::memory_order_relaxed);
   request->retry_after_ms =
       static_cast<int32_t>(std::clamp<int64_t>(queue_us / 1000, 1, kRetryMsMax));
-  return absl::ResourceExhaustedError(
-      absl::StrCat(PlacesOf(*request), " items were sent while ", places_used(),
-                   " wait or run, and the queue holds ", places_max_, "; try again in ",
-                   request->retry_after_ms, " ms"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      PlacesOf(*request), " items were sent while ", mine, " of yours wait or run, and the queue ",
+      "holds ", TenantOf(*request).places_max, "; try again in ", request->retry_after_ms, " ms"));
+}
+
+void Admission::GiveBack(const Request& request, int32_t places) {
+  TenantOf(const_cast<Request&>(request)).places_used.fetch_sub(places, std::memory_order_relaxed);
+  places_used_.fetch_sub(places, std::memory_order_relaxed);
+}
+
+void Admission::GiveBack(const Request& request) { GiveBack(request, request.book.places); }
+
+absl::Status Admission::TakePlaces(Request* request, int32_t places) {
+  Tenant& tenant = TenantOf(*request);
+  const int64_t mine = tenant.places_used.fetch_add(places, std::memory_order_relaxed);
+  const int64_t all = places_used_.fetch_add(places, std::memory_order_relaxed);
+  if (mine > 0 && mine + places > tenant.places_max) {
+    GiveBack(*request, places);
+    return Full(request, mine);
+  }
+  if (all + places > places_max_) {
+    GiveBack(*request, places);
+    return Full(request, mine);
+  }
+  return absl::OkStatus();
+}
+
+// The tenant's items are held against a clock that moves on by item_ns with each of them, and is
+// never behind the real one; ahead of it by kBurstNs at most.
+absl::Status Admission::CountRate(Request* request, int32_t places) {
+  Tenant& tenant = TenantOf(*request);
+  if (tenant.item_ns == 0) return absl::OkStatus();
+  const int64_t now_ns = request->arrived * 1000;
+  int64_t before = tenant.rate_ns.load(std::memory_order_relaxed);
+  int64_t begin = 0;
+  do {
+    begin = std::max(before, now_ns);
+    if (begin - now_ns > kBurstNs) {
+      refused_total_.fetch_add(1, std::memory_order_relaxed);
+      tenant.refused_total.fetch_add(1, std::memory_order_relaxed);
+      request->retry_after_ms = static_cast<int32_t>(
+          std::clamp<int64_t>((begin - now_ns - kBurstNs) / 1'000'000 + 1, 1, kRetryMsMax));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "items come faster than the ", kSecondNs / tenant.item_ns,
+          " a second that your tenant may send; try again in ", request->retry_after_ms, " ms"));
+    }
+  } while (!tenant.rate_ns.compare_exchange_weak(before, begin + places * tenant.item_ns,
+                                                 std::memory_order_relaxed));
+  return absl::OkStatus();
 }
 
 absl::Status Admission::Offer(Request* request) {
   const int32_t places = PlacesOf(*request);
   if (is_refusing()) return Refusal(request);
-  if (places_used_.fetch_add(places, std::memory_order_relaxed) + places > places_max_) {
-    GiveBack(places);
-    return Refusal(request);
+  if (absl::Status status = TakePlaces(request, places); !status.ok()) return status;
+  if (absl::Status status = CountRate(request, places); !status.ok()) {
+    GiveBack(*request, places);
+    return status;
   }
   request->book = Request::Book{};
   request->book.places = places;
   Request* newest = newest_.load(std::memory_order_relaxed);
   do {
     if (newest == ClosedMark()) {
-      GiveBack(places);
+      GiveBack(*request, places);
       return Refusal(request);
     }
     request->book.next = newest;

@@ -5,15 +5,18 @@
 // Does not manage: deadlines and cancels (batcher.h looks at them before work begins); waking the
 //   engine (doorbell.h).
 // Threads: Offer from any, without a lock: one compare-and-swap. The rest from the engine's thread.
-// Bound: places_max items between Offer and GiveBack; a request takes a place for each of its
-// items.
+// Bounds: places_max items between Offer and GiveBack; a request takes a place for each of its
+//   items. Of a tenant, inflight_items_max at a time and items_per_s_max in a second; one that has
+//   nothing in the queue may send one message however large.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 
+#include "config/options.h"
 #include "server/engine/messages.h"
 
 namespace fp8kvd::engine {
@@ -24,7 +27,7 @@ absl::Status DeviceFailedError();
 
 class Admission {
  public:
-  explicit Admission(int32_t places_max) : places_max_(places_max) {}
+  Admission(int32_t places_max, const std::vector<config::TenantOptions>& tenants);
 
   // Errors: RESOURCE_EXHAUSTED with request->retry_after_ms set; UNAVAILABLE once refused.
   absl::Status Offer(Request* request);
@@ -33,7 +36,7 @@ class Admission {
   Request* TakeAll();
   bool HasOffers() const;
 
-  void GiveBack(int32_t places) { places_used_.fetch_sub(places, std::memory_order_relaxed); }
+  void GiveBack(const Request& request);  // its places
   // What the engine needs for an item at present; the advice to those refused rests on it.
   void SetItemUs(int64_t item_us) { item_us_.store(item_us, std::memory_order_relaxed); }
 
@@ -44,15 +47,39 @@ class Admission {
   Request* Close();
 
   int64_t places_used() const { return places_used_.load(std::memory_order_relaxed); }
+  int64_t places_used(cache::TenantId tenant) const {
+    return tenants_[static_cast<uint32_t>(tenant)].places_used.load(std::memory_order_relaxed);
+  }
+  uint64_t refused_total(cache::TenantId tenant) const {
+    return tenants_[static_cast<uint32_t>(tenant)].refused_total.load(std::memory_order_relaxed);
+  }
   uint64_t refused_total() const { return refused_total_.load(std::memory_order_relaxed); }
 
  private:
   enum class State : uint8_t { kOpen, kDraining, kFailed };
 
+  // What one tenant has in the queue, and may.
+  struct Tenant {
+    int64_t places_max = 0;
+    int64_t item_ns = 0;  // between items at the highest rate; 0: no bound
+    std::atomic<int64_t> places_used{0};
+    // When all that was sent so far would have come at the highest rate.
+    std::atomic<int64_t> rate_ns{0};
+    std::atomic<uint64_t> refused_total{0};
+  };
+
+  Tenant& TenantOf(const Request& request) {
+    return tenants_[static_cast<uint32_t>(request.tenant)];
+  }
+  absl::Status TakePlaces(Request* request, int32_t places);
+  absl::Status CountRate(Request* request, int32_t places);
+  void GiveBack(const Request& request, int32_t places);
   absl::Status Refusal(Request* request);
+  absl::Status Full(Request* request, int64_t mine);
   static Request* InOrder(Request* newest);
 
   const int32_t places_max_;
+  std::vector<Tenant> tenants_;
   std::atomic<Request*> newest_{nullptr};   // a stack by book.next, or kClosed
   std::atomic<State> state_{State::kOpen};  // in one order with newest_ and the doorbell
   std::atomic<int64_t> places_used_{0};

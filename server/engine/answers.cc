@@ -3,6 +3,17 @@
 #include "config/base/check.h"
 
 namespace fp8kvd::engine {
+namespace {
+
+void Fill(const cache::PoolStat& now, PoolStats* pool) {
+  pool->pages_total = now.pages_total;
+  pool->pages_used = now.pages_used;
+  pool->pages_free = now.pages_free;
+  pool->pages_reserved = now.pages_reserved;
+  pool->page_evictions_total = static_cast<uint64_t>(now.evictions_total);
+}
+
+}  // namespace
 
 Answers::Answers(const StepContext& context, Admission* admission)
     : context_(context), admission_(admission), published_(context.stats) {}
@@ -72,7 +83,7 @@ void Answers::End(Request* request) {
   const size_t kind = static_cast<size_t>(request->kind);
   ++context_.stats.requests_answered_total[kind];
   if (!request->status.ok()) ++context_.stats.requests_failed_total[kind];
-  admission_->GiveBack(request->book.places);
+  admission_->GiveBack(*request);
   request->book.next = nullptr;
   *ended_tail_ = request;
   ended_tail_ = &request->book.next;
@@ -96,13 +107,16 @@ void Answers::Publish() {
   stats.queue_items = admission_->places_used();
   stats.draining = admission_->is_refusing() && !stats.failed;
   stats.seqs = context_.store.seqs_used();
-  for (PoolStats& pool : stats.pools) {
-    const cache::PoolStat now = context_.store.Pool(pool.model, pool.group);
-    pool.pages_total = now.pages_total;
-    pool.pages_used = now.pages_used;
-    pool.pages_free = now.pages_free;
-    pool.pages_reserved = now.pages_reserved;
-    pool.page_evictions_total = static_cast<uint64_t>(now.evictions_total);
+  for (PoolStats& pool : stats.pools) Fill(context_.store.Pool(pool.model, pool.group), &pool);
+  for (size_t i = 0; i < stats.tenants.size(); ++i) {
+    const auto id = static_cast<cache::TenantId>(i);
+    TenantStats& tenant = stats.tenants[i];
+    tenant.requests_refused_total = admission_->refused_total(id);
+    tenant.queue_items = admission_->places_used(id);
+    tenant.seqs = context_.store.seqs_used(id);
+    for (PoolStats& pool : tenant.pools) {
+      Fill(context_.store.Pool(pool.model, pool.group, id), &pool);
+    }
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   published_ = stats;

@@ -120,12 +120,16 @@ void DecodeStep::Count(const DecodeRequest& request, const DecodeItem& item) {
   ModelStats& model = context_.stats.models[request.model];
   ++model.decode_rows_total;
   model.seq_tokens_total += static_cast<uint64_t>(item.pos + item.q_len);
-  model.kv_bytes_read_total +=
+  const int64_t kv_bytes =
       tokens * group.kv_heads * KvBytesPerToken(group.precision, group.head_dim);
+  model.kv_bytes_read_total += kv_bytes;
   model.kv_bf16_bytes_read_total +=
       tokens * group.kv_heads * KvBytesPerToken(Precision::kBf16, group.head_dim);
   model.context_tokens.Observe(static_cast<uint64_t>(tokens));
   context_.stats.query_tokens_total += item.q_len;
+  TenantStats& tenant = context_.stats.tenants[static_cast<uint32_t>(request.tenant)];
+  ++tenant.decode_rows_total;
+  tenant.kv_bytes_read_total += kv_bytes;
 }
 
 }  // namespace fp8kvd::engine

@@ -127,6 +127,7 @@ bool Engine::Parts::MustGather(const Batcher::Pick& pick, TimeUs now) const {
 bool Engine::Parts::LaunchDecode(const Batcher::Pick& pick, TimeUs now) {
   Launch& launch = launches_.Free();
   const absl::Status status = decode_step_->Run(pick, now, &launch);
+  batcher_.EndRound(launch.items);
   const auto begin = [this](DecodeRequest* request) {
     if (--request->book.waiting == 0) batcher_.Remove(request);
   };

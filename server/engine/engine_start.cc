@@ -13,10 +13,14 @@ namespace {
 constexpr int32_t kExpireMax = 64;
 // Of a launch that works inside the call, unless configured otherwise: config/options.h.
 constexpr int64_t kBatchKvBytesPerThread = int64_t{8} << 20;
+// Of a GPU's launch where tenants share it: some 0.3 ms at 4 TB/s, which one may have to wait for
+// another's launch.
+constexpr int64_t kBatchKvBytesOfTenants = int64_t{1} << 30;
 
 absl::StatusOr<std::unique_ptr<cache::SeqStore>> MakeStore(
     const config::CacheOptions& options, const std::vector<ModelSetup>& models,
-    uint64_t incarnation, std::function<void(int32_t, int32_t, cache::PageId)> on_page_freed) {
+    const std::vector<config::TenantOptions>& tenants, uint64_t incarnation,
+    std::function<void(int32_t, int32_t, cache::PageId)> on_page_freed) {
   cache::StoreOptions store;
   for (const ModelSetup& model : models) {
     cache::ModelOptions& out = store.models.emplace_back();
@@ -25,6 +29,11 @@ absl::StatusOr<std::unique_ptr<cache::SeqStore>> MakeStore(
       out.groups.push_back(cache::GroupOptions{
           .layers = group.layers, .window = group.window, .pages_total = model.group_pages[g]});
     }
+  }
+  store.tenants.clear();
+  for (const config::TenantOptions& tenant : tenants) {
+    store.tenants.push_back(
+        {.seqs_max = tenant.seqs_max, .pages_share_max = tenant.pages_share_max});
   }
   store.incarnation = incarnation;
   store.seqs_max = options.seqs_max;
@@ -51,9 +60,12 @@ absl::Status WarmUp(kernels::Backend* backend, const std::vector<ModelSetup>& mo
   return backend->WarmUp(shapes, rows_max, kQLenMax, q_heads_max);
 }
 
-int64_t BatchKvBytesMax(const config::EngineOptions& options, const kernels::DeviceInfo& device) {
+int64_t BatchKvBytesMax(const config::EngineOptions& options, const kernels::DeviceInfo& device,
+                        size_t tenants) {
   if (options.batch_kv_bytes_max > 0) return options.batch_kv_bytes_max;
-  if (device.returns_at_once) return std::numeric_limits<int64_t>::max();
+  if (device.returns_at_once) {
+    return tenants > 1 ? kBatchKvBytesOfTenants : std::numeric_limits<int64_t>::max();
+  }
   return kBatchKvBytesPerThread * device.threads;
 }
 
@@ -77,19 +89,25 @@ Engine::Parts::Parts(Setup setup, PageMap pages, std::unique_ptr<Staging> stagin
       callers_take_turns_(setup_.backend->Device().returns_at_once),
       pages_(std::move(pages)),
       staging_(std::move(staging)),
-      admission_(setup_.options.queue_items_max),
+      admission_(setup_.options.queue_items_max, setup_.tenants),
       freed_(setup_.models, setup_.cache_options.poison_freed_pages),
       batcher_(&setup_.models,
                {.rows_max = setup_.options.batch_rows_max,
-                .kv_bytes_max = BatchKvBytesMax(setup_.options, setup_.backend->Device())},
-               setup_.options.queue_items_max, setup_.cache_options.seqs_max),
+                .kv_bytes_max = BatchKvBytesMax(setup_.options, setup_.backend->Device(),
+                                                setup_.tenants.size())},
+               setup_.options.queue_items_max, setup_.cache_options.seqs_max,
+               static_cast<int32_t>(setup_.tenants.size())),
       launches_(setup_.options.launches_inflight_max, setup_.options.batch_rows_max),
       expired_(kExpireMax) {
   stats_.models.resize(setup_.models.size());
+  stats_.tenants.resize(setup_.tenants.size());
   for (int32_t model = 0; model < static_cast<int32_t>(setup_.models.size()); ++model) {
     const size_t groups = setup_.models[model].geometry.groups.size();
     for (int32_t group = 0; group < static_cast<int32_t>(groups); ++group) {
       stats_.pools.push_back(PoolStats{.model = model, .group = group});
+      for (TenantStats& tenant : stats_.tenants) {
+        tenant.pools.push_back(PoolStats{.model = model, .group = group});
+      }
     }
   }
 }
@@ -99,14 +117,15 @@ absl::StatusOr<std::unique_ptr<Engine::Parts>> Engine::Parts::Make(Setup setup) 
       setup.backend, setup.models, setup.cache_options.seqs_max, setup.cache_options.seq_len_max);
   if (!pages.ok()) return pages.status();
   absl::StatusOr<std::unique_ptr<Staging>> staging =
-      Staging::Make(setup.backend, setup.options.staging_bytes, setup.options.staging_slots);
+      Staging::Make(setup.backend, setup.options.staging_bytes, setup.options.staging_slots,
+                    static_cast<int32_t>(setup.tenants.size()));
   if (!staging.ok()) return staging.status();
   std::unique_ptr<Parts> parts(new Parts(std::move(setup), *std::move(pages), *std::move(staging)));
 
   const Setup& ours = parts->setup_;
   FreedPages* const freed = &parts->freed_;
   absl::StatusOr<std::unique_ptr<cache::SeqStore>> store =
-      MakeStore(ours.cache_options, ours.models, ours.incarnation,
+      MakeStore(ours.cache_options, ours.models, ours.tenants, ours.incarnation,
                 [freed](int32_t model, int32_t group, cache::PageId page_id) {
                   freed->Add(model, group, page_id);
                 });

@@ -8,14 +8,19 @@
 
 namespace fp8kvd::engine {
 
-Staging::SizeClass::SizeClass(int64_t slot_size, uint8_t* first, int32_t slots)
-    : size(slot_size), bytes(first), count(slots), is_held(slots, false) {
+Staging::SizeClass::SizeClass(int64_t slot_size, uint8_t* first, int32_t slots, int32_t tenants)
+    : size(slot_size),
+      bytes(first),
+      count(slots),
+      tenant_max(std::max(1, slots / tenants)),
+      is_held(slots, false),
+      held(tenants, 0) {
   free.reserve(slots);
   for (int32_t i = slots - 1; i >= 0; --i) free.push_back(i);
 }
 
 absl::StatusOr<std::unique_ptr<Staging>> Staging::Make(kernels::Backend* backend, int64_t bytes,
-                                                       int32_t slots_max) {
+                                                       int32_t slots_max, int32_t tenants) {
   if (bytes < 4 * kSlotBytesMin || slots_max < 2) {
     return absl::InvalidArgumentError(absl::StrCat("staging_bytes ", bytes, " and staging_slots ",
                                                    slots_max, " are too small; give at least ",
@@ -35,7 +40,7 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Make(kernels::Backend* backend
   uint8_t* next = *memory;
   const auto add = [&](int64_t size, int64_t count) {
     staging->classes_.push_back(
-        std::make_unique<SizeClass>(size, next, static_cast<int32_t>(count)));
+        std::make_unique<SizeClass>(size, next, static_cast<int32_t>(count), tenants));
     staging->slots_total_ += count;
     next += size * count;
   };
@@ -53,24 +58,27 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Make(kernels::Backend* backend
 
 bool Staging::Take(SizeClass& size_class, int32_t index_of_class, StagingSlot* slot) {
   const std::lock_guard<std::mutex> lock(size_class.mutex);
-  if (size_class.free.empty()) return false;
+  int32_t& held = size_class.held[static_cast<uint32_t>(slot->tenant)];
+  if (size_class.free.empty() || held == size_class.tenant_max) return false;
+  ++held;
   const int32_t index = size_class.free.back();
   size_class.free.pop_back();
   size_class.is_held[index] = true;
   *slot = StagingSlot{.bytes = size_class.bytes + size_class.size * index,
                       .size = size_class.size,
                       .size_class = index_of_class,
-                      .index = index};
+                      .index = index,
+                      .tenant = slot->tenant};
   return true;
 }
 
-absl::StatusOr<StagingSlot> Staging::Acquire(int64_t bytes) {
+absl::StatusOr<StagingSlot> Staging::Acquire(int64_t bytes, cache::TenantId tenant) {
   if (bytes > slot_bytes_max()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a message and its reply need ", bytes, " bytes, ", slot_bytes_max(),
                      " are the most; send fewer items or tokens at a time"));
   }
-  StagingSlot slot;
+  StagingSlot slot{.tenant = tenant};
   int32_t tried = 0;
   for (size_t i = 0; i < classes_.size() && tried < 2; ++i) {
     if (classes_[i]->size < bytes) continue;
@@ -78,7 +86,7 @@ absl::StatusOr<StagingSlot> Staging::Acquire(int64_t bytes) {
     ++tried;
   }
   return absl::ResourceExhaustedError(
-      absl::StrCat("all staging slots for messages of ", bytes,
+      absl::StrCat("all staging slots that you may have for messages of ", bytes,
                    " bytes are in use; wait for replies, then try again"));
 }
 
@@ -87,6 +95,7 @@ void Staging::Release(const StagingSlot& slot) {
   const std::lock_guard<std::mutex> lock(size_class.mutex);
   FP8KVD_CHECK(size_class.is_held[slot.index]);
   size_class.is_held[slot.index] = false;
+  --size_class.held[static_cast<uint32_t>(slot.tenant)];
   size_class.free.push_back(slot.index);
 }
 

@@ -8,6 +8,7 @@
 //   always have a place. The other half goes in equal parts to sizes of 64 KiB, 256 KiB, 1 MiB ...
 //   (powers of four below the largest; as many as get a slot). A message that finds its own size
 //   taken may use the next larger one, but no more than that: small messages never block the large.
+// Tenants: each holds its part of the slots of a size at most, one at least.
 // Does not manage: what lies in a slot; when the device is done with it (the engine answers after
 //   its fence has passed).
 // Threads: any, guarded by one mutex per size.
@@ -23,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "cache/ids.h"
 #include "kernels/backend.h"
 
 namespace fp8kvd::engine {
@@ -32,6 +34,7 @@ struct StagingSlot {
   int64_t size = 0;
   int32_t size_class = -1;
   int32_t index = -1;
+  cache::TenantId tenant{0};  // who holds it
 };
 
 class Staging {
@@ -40,9 +43,9 @@ class Staging {
 
   // Takes `bytes` (at least 4 * kSlotBytesMin) from the backend, in at most `slots_max` slots.
   static absl::StatusOr<std::unique_ptr<Staging>> Make(kernels::Backend* backend, int64_t bytes,
-                                                       int32_t slots_max);
+                                                       int32_t slots_max, int32_t tenants = 1);
 
-  absl::StatusOr<StagingSlot> Acquire(int64_t bytes);
+  absl::StatusOr<StagingSlot> Acquire(int64_t bytes, cache::TenantId tenant = cache::TenantId{0});
   void Release(const StagingSlot& slot);  // held; giving one back twice is a bug: aborts
 
   int64_t slot_bytes_max() const;
@@ -51,17 +54,19 @@ class Staging {
 
  private:
   struct SizeClass {
-    SizeClass(int64_t slot_size, uint8_t* first, int32_t slots);
+    SizeClass(int64_t slot_size, uint8_t* first, int32_t slots, int32_t tenants);
     const int64_t size;
     uint8_t* const bytes;
     const int32_t count;
+    const int32_t tenant_max;  // slots of one tenant
     mutable std::mutex mutex;
     std::vector<int32_t> free;  // guarded by mutex; the last is the warmest
     std::vector<bool> is_held;  // guarded by mutex
+    std::vector<int32_t> held;  // guarded by mutex; by tenant
   };
 
   Staging() = default;
-  bool Take(SizeClass& size_class, int32_t index_of_class, StagingSlot* slot);
+  bool Take(SizeClass& size_class, int32_t index_of_class, StagingSlot* slot);  // its tenant is set
 
   std::vector<std::unique_ptr<SizeClass>> classes_;  // ascending by size
   int64_t slots_total_ = 0;

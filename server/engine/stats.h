@@ -52,6 +52,16 @@ struct PoolStats {
   uint64_t page_evictions_total = 0;  // pages that sequences gave up, a window having passed them
 };
 
+// What one tenant has, and had. pages_total of its pools is what it may have of each.
+struct TenantStats {
+  uint64_t requests_refused_total = 0;
+  uint64_t decode_rows_total = 0;
+  uint64_t kv_bytes_read_total = 0;
+  int64_t queue_items = 0;       // now: taken and not yet answered
+  int64_t seqs = 0;              // now
+  std::vector<PoolStats> pools;  // as EngineStats::pools
+};
+
 struct EngineStats {
   // Requests by kind, in the order of Request::Kind. taken == answered + those that wait or run.
   static constexpr int32_t kKinds = 3;
@@ -91,6 +101,7 @@ struct EngineStats {
 
   std::vector<ModelStats> models;
   std::vector<PoolStats> pools;
+  std::vector<TenantStats> tenants;  // by TenantId
 };
 
 }  // namespace fp8kvd::engine

@@ -72,7 +72,7 @@ void AppendCall::OnSlotAlarm(bool) {
 
 void AppendCall::PrepareChunk() {
   AppendWork* const work = running_ == &works_[0] ? &works_[1] : &works_[0];
-  const absl::Status status = work->Prepare(&message_);
+  const absl::Status status = work->Prepare(&message_, tenant());
   if (absl::IsResourceExhausted(status)) {
     waiting_for_slot_ = true;
     const gpr_timespec wait = gpr_time_from_millis(kSlotWaitMs, GPR_TIMESPAN);

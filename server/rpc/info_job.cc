@@ -4,7 +4,8 @@
 
 namespace fp8kvd::rpc {
 
-Job::Next InfoJob::Begin(grpc::ByteBuffer* bytes, const Arrival&) {
+Job::Next InfoJob::Begin(grpc::ByteBuffer* bytes, const Arrival& arrival) {
+  tenant_ = arrival.tenant;
   v1::GetServerInfoRequest request;
   status_ = ParseBounded(bytes, kControlBytesMax, &request);
   return Next::kAnswer;
@@ -13,7 +14,9 @@ Job::Next InfoJob::Begin(grpc::ByteBuffer* bytes, const Arrival&) {
 absl::Status InfoJob::Answer(grpc::ByteBuffer* reply) {
   if (!status_.ok()) return status_;
   v1::GetServerInfoResponse response = translate::ServerInfo(*parts().catalog);
-  for (const engine::PoolStats& pool : parts().engine->stats().pools) {
+  // Its own part of the pools: what others have there is not for it.
+  const engine::EngineStats stats = parts().engine->stats();
+  for (const engine::PoolStats& pool : stats.tenants[static_cast<uint32_t>(tenant_)].pools) {
     v1::LayerGroupInfo* const info =
         response.mutable_models(pool.model)->mutable_groups(pool.group);
     info->set_pages_total(pool.pages_total);

@@ -14,6 +14,7 @@ class InfoJob final : public Job {
 
  private:
   absl::Status status_;
+  cache::TenantId tenant_{0};
 };
 
 }  // namespace fp8kvd::rpc

@@ -34,12 +34,12 @@ void MessageSlices::Drop() {
 
 DecodeJob::~DecodeJob() { FP8KVD_CHECK(!slot_.has_value()); }
 
-absl::Status DecodeJob::Load(grpc::ByteBuffer* message) {
+absl::Status DecodeJob::Load(grpc::ByteBuffer* message, cache::TenantId tenant) {
   if (!slices_.Take(message)) return NoSlices();
   absl::Status status = message_.Check(*parts().catalog, slices_.pieces());
   if (!status.ok()) return status;
   absl::StatusOr<engine::StagingSlot> slot =
-      parts().engine->staging().Acquire(message_.slot_bytes());
+      parts().engine->staging().Acquire(message_.slot_bytes(), tenant);
   if (!slot.ok()) {
     if (absl::IsResourceExhausted(slot.status())) retry_after_ms_ = kStagingRetryMs;
     return slot.status();
@@ -51,7 +51,7 @@ absl::Status DecodeJob::Load(grpc::ByteBuffer* message) {
 
 Job::Next DecodeJob::Begin(grpc::ByteBuffer* message, const Arrival& arrival) {
   retry_after_ms_ = 0;
-  status_ = Load(message);
+  status_ = Load(message, arrival.tenant);
   slices_.Drop();
   if (!status_.ok()) return Next::kAnswer;
   Arrival mine = arrival;
@@ -77,14 +77,14 @@ absl::Status DecodeJob::Answer(grpc::ByteBuffer* reply) {
 
 AppendWork::~AppendWork() { FP8KVD_CHECK(!slot_.has_value()); }
 
-absl::Status AppendWork::Prepare(grpc::ByteBuffer* message) {
+absl::Status AppendWork::Prepare(grpc::ByteBuffer* message, cache::TenantId tenant) {
   retry_after_ms_ = 0;
   grpc::ByteBuffer kept(*message);  // shares the slices
   if (!slices_.Take(&kept)) return NoSlices();
   absl::Status status = message_.Check(*parts().catalog, slices_.pieces());
   if (status.ok() && message_.slot_bytes() > 0) {
     absl::StatusOr<engine::StagingSlot> slot =
-        parts().engine->staging().Acquire(message_.slot_bytes());
+        parts().engine->staging().Acquire(message_.slot_bytes(), tenant);
     status = slot.status();
     if (slot.ok()) {
       slot_ = *slot;

@@ -39,7 +39,7 @@ class DecodeJob final : public Job {
   uint64_t request_id() const { return message_.request_id(); }
 
  private:
-  absl::Status Load(grpc::ByteBuffer* message);
+  absl::Status Load(grpc::ByteBuffer* message, cache::TenantId tenant);
 
   MessageSlices slices_;
   translate::DecodeMessage message_;
@@ -55,7 +55,7 @@ class AppendWork final : public Work {
   ~AppendWork() override;
 
   // RESOURCE_EXHAUSTED: no slot is free now; `message` is untouched, so Prepare may be tried again.
-  absl::Status Prepare(grpc::ByteBuffer* message);
+  absl::Status Prepare(grpc::ByteBuffer* message, cache::TenantId tenant);
   // After a Prepare that succeeded; ok: OnWork comes.
   absl::Status Run(const Arrival& arrival);
   // After OnWork: the chunk's status, and the slot goes back. request() keeps its place and

@@ -74,7 +74,7 @@ TEST(Handle, EveryRefusalReadsTheSame) {
 
 // To one tenant another's sequence is what a stale handle is, word for word; so are its forks.
 TEST(Tenant, AnothersHandleReadsAsAStaleOne) {
-  Store store(PageTokens(4));
+  Store store(PageTokens(4).Tenants({{}, {}}));
   const SeqHandle seq = store.TryCreate({.tenant = TenantId{1}}).value();
   const SeqHandle stale = store.Create();
   store.Free(stale);
@@ -88,8 +88,46 @@ TEST(Tenant, AnothersHandleReadsAsAStaleOne) {
   }
 }
 
+// What one tenant may have is not taken by another, and is all that it gets.
+TEST(Tenant, HasNoMoreThanItsPartOfThePool) {
+  Store store(PageTokens(4).Pages(8).Tenants({{.pages_share_max = 0.5}, {.pages_share_max = 0.5}}));
+  const SeqHandle greedy = store.Create();
+  ASSERT_TRUE(store.Append(greedy, 16).ok());
+  const absl::Status full = store.Append(greedy, 1);
+  EXPECT_EQ(full.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(full.message().find("0 of 4 are left"), full.message().npos) << full;
+  EXPECT_EQ(store.TryCreate({.expected_tokens = 1}).status().code(),
+            StatusCode::kResourceExhausted);
+  EXPECT_TRUE(store.TryCreate({.expected_tokens = 16, .tenant = TenantId{1}}).ok());
+  store.Free(greedy);
+  EXPECT_TRUE(store.TryCreate({.expected_tokens = 16}).ok());
+}
+
+// Pages that a fork shares count once, their copies as they are made.
+TEST(Tenant, PaysForAPageOnceAndForEachCopy) {
+  Store store(PageTokens(4).Pages(8).Tenants({{.pages_share_max = 0.5}}));
+  const SeqHandle parent = store.Filled(6);
+  const SeqHandle child = store.Fork(parent);
+  EXPECT_EQ(store->Pool(0, 0, TenantId{0}).pages_used, 2);
+  ASSERT_TRUE(store.Append(child, 1).ok());
+  EXPECT_EQ(store->Pool(0, 0, TenantId{0}).pages_used, 3);
+  store.Free(child);
+  store.Free(parent);
+  EXPECT_EQ(store->Pool(0, 0, TenantId{0}).pages_used, 0);
+}
+
+TEST(Tenant, HasNoMoreSequencesThanItMay) {
+  Store store(PageTokens(4).Seqs(4).Tenants({{.seqs_max = 1}, {.seqs_max = 4}}));
+  const SeqHandle only = store.Create();
+  EXPECT_EQ(store.TryCreate({}).status().code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(store.TryFork(only).status().code(), StatusCode::kResourceExhausted);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(store.TryCreate({.tenant = TenantId{1}}).ok());
+  store.Free(only);
+  EXPECT_TRUE(store.TryCreate({}).ok());
+}
+
 TEST(Tenant, ListGivesOnesOwn) {
-  Store store(PageTokens(4));
+  Store store(PageTokens(4).Tenants({{}, {}}));
   store.Create();
   const SeqHandle seq = store.TryCreate({.tenant = TenantId{1}}).value();
   uint32_t cursor = 0;

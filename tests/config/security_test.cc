@@ -66,8 +66,8 @@ TEST(Tenants, NeedNamesTokensAndAPartOfEverything) {
   EXPECT_THAT(Refusal(kTokens + two + "tenants { name: \"a\" }"), HasSubstr("configured twice"));
   EXPECT_THAT(Refusal(kTokens + two + "engine { queue_items_max: 2047 }"),
               HasSubstr("queue_items_max is 2047 for 2 tenants, allowed is from 2048"));
-  EXPECT_THAT(Refusal(kTokens + two + "engine { staging_bytes: 200000000 }"),
-              HasSubstr("staging_bytes is 200000000 for 2 tenants"));
+  EXPECT_THAT(Refusal(kTokens + two + "engine { staging_slots: 3 }"),
+              HasSubstr("staging_slots is 3 for 2 tenants"));
   EXPECT_THAT(Refusal(std::string(kTokens) + "tenants { name: \"a\" inflight_items_max: 1023 }"),
               HasSubstr("allowed is from 1024"));
   std::string many(kTokens);
@@ -110,6 +110,15 @@ TEST(OpenDoors, AreNamedWithWhatCloses) {
               IsEmpty());
   EXPECT_THAT(warnings("server { listen_address: \"localhost:1\" http_address: \"[::1]:2\" }"),
               IsEmpty());
+}
+
+TEST(Example, OfTenantsOnANetworkLoadsAndLeavesNoDoorOpen) {
+  CommandLine command_line;
+  command_line.config_path = "deploy/secure.textproto";
+  const auto loaded = Load(command_line, {});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->options.tenants.size(), 2U);
+  EXPECT_THAT(loaded->warnings, IsEmpty());
 }
 
 TEST(Report, ShowsTenantsAndReadsBackTheSame) {

@@ -26,6 +26,7 @@ struct RigOptions {
                                 .lease_ttl_ms = 1000,
                                 .poison_freed_pages = true};
   std::vector<ModelSpec> models = {ModelSpec{}};
+  std::vector<config::TenantOptions> tenants = {};
   bool returns_at_once = false;  // the device: callers take turns
 };
 
@@ -34,8 +35,9 @@ class Rig {
   explicit Rig(const RigOptions& options = RigOptions{}) : backend(options.returns_at_once) {
     std::vector<engine::ModelSetup> models;
     for (const ModelSpec& spec : options.models) models.push_back(MakeModel(spec));
-    absl::StatusOr<std::unique_ptr<engine::Engine>> started = engine::Engine::Start(
-        options.engine, options.cache, std::move(models), /*incarnation=*/7, &backend, &clock);
+    absl::StatusOr<std::unique_ptr<engine::Engine>> started =
+        engine::Engine::Start(options.engine, options.cache, std::move(models), /*incarnation=*/7,
+                              &backend, &clock, options.tenants);
     if (!started.ok()) {
       ADD_FAILURE() << started.status();
       std::abort();

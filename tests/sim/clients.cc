@@ -224,6 +224,7 @@ void World::FreeOrRenew(Client& client, SeqModel& seq) {
 void World::Submit(Client& client, Flight flight) {
   engine::Request& request = flight.request();
   request.arrived = now();
+  request.tenant = client.tenant;
   if (random_.Chance(12)) {
     request.deadline = now() + random_.In(0, 6'000);
     flight.facts.may_be_late = true;
@@ -270,6 +271,35 @@ void World::CancelSomething() {
   }
 }
 
+World::Client World::NewClient() {
+  Client client;
+  client.tenant = static_cast<cache::TenantId>(random_.In(0, tenants_ - 1));
+  return client;
+}
+
+// Tries a handle that it has seen with a client of another tenant.
+void World::Spy(Client& client) {
+  const Client& other = clients_.back();
+  if (other.tenant == client.tenant || other.seqs.empty()) return;
+  constexpr Op kOps[] = {Op::kStat, Op::kFree, Op::kRenew, Op::kTruncate};
+  ControlCall& spy = spies_.emplace_back(engine_.get(), kOps[random_.In(0, 3)]);
+  spy.request.tenant = client.tenant;
+  spy.request.arrived = now();
+  spy.request.handles = {other.seqs.back().handle()};
+  spy.request.seq_lens = {0};
+  if (!spy.Submit().ok()) spies_.pop_back();
+}
+
+void World::JudgeSpies() {
+  spies_.remove_if([this](const ControlCall& spy) {
+    if (!spy.done()) return false;
+    const bool is_found = spy.request.status.ok() && !absl::IsNotFound(spy.request.item_status[0]);
+    if (is_found) Complain("a handle of another tenant was found");
+    ++tally_["spy"];
+    return true;
+  });
+}
+
 // Its connection is gone: what is in flight is cancelled, and nobody renews.
 void World::Kill(Client& client) {
   Trace("a client dies");
@@ -283,6 +313,7 @@ void World::Kill(Client& client) {
 
 // Answers are judged in the order of the calls, since that is the order in which they take effect.
 void World::JudgeDone() {
+  JudgeSpies();
   for (Client& client : clients_) {
     while (is_ok() && !client.flights.empty() && client.flights.front().done()) {
       Flight& flight = client.flights.front();

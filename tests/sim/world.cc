@@ -59,7 +59,7 @@ void World::Start() {
   options.batch_wait_us_max = random_.Chance(20) ? static_cast<int32_t>(random_.In(1, 500)) : 0;
   options.append_slice_bytes_max = 16 * random_.In(1, 40);
   options.launches_inflight_max = static_cast<int32_t>(random_.In(1, 3));
-  options.staging_bytes = int64_t{16} << 20;
+  options.staging_bytes = int64_t{40} << 20;  // a third holds what one tenant sends
   config::CacheOptions cache;
   cache.seqs_max = static_cast<int32_t>(random_.In(6, 40));
   cache.seq_len_max = SeqModel::kSeqLenMax;
@@ -83,15 +83,25 @@ void World::Start() {
     spec.pages = random_.Of({6, 12, 24, 60, 200});
     models.push_back(MakeModel(spec));
   }
-  absl::StatusOr<std::unique_ptr<engine::Engine>> started = engine::Engine::Start(
-      options, cache, std::move(models), /*incarnation=*/seed_ + 1, &backend_, &clock_);
+  tenants_ = random_.In(1, 3);
+  std::vector<config::TenantOptions> tenants;
+  for (int64_t i = 0; i < tenants_; ++i) {
+    tenants.push_back({.name = absl::StrCat("t", i),
+                       .pages_share_max = 0.25 * static_cast<double>(random_.In(2, 4)),
+                       .seqs_max = static_cast<int32_t>(random_.In(3, 40)),
+                       .inflight_items_max = static_cast<int32_t>(random_.In(8, 256)),
+                       .items_per_s_max = random_.Chance(20) ? 20'000 : 0});
+  }
+  absl::StatusOr<std::unique_ptr<engine::Engine>> started =
+      engine::Engine::Start(options, cache, std::move(models), /*incarnation=*/seed_ + 1, &backend_,
+                            &clock_, std::move(tenants));
   if (!started.ok()) {
     Complain(started.status().ToString());
     return;
   }
   engine_ = *std::move(started);
   backend_.SetRecording(false);
-  clients_.resize(random_.In(1, 4));
+  for (int64_t i = random_.In(1, 4); i > 0; --i) clients_.push_back(NewClient());
   if (random_.Chance(15)) fault_at_ = random_.In(0, kSteps - 1);
 }
 
@@ -109,6 +119,7 @@ void World::Loop() {
     if (dice <= 50) {
       auto client = clients_.begin();
       std::advance(client, random_.In(0, static_cast<int64_t>(clients_.size()) - 1));
+      if (client->is_alive && random_.Chance(3)) Spy(*client);
       if (client->is_alive) ActAs(*client);
     } else if (dice <= 75) {
       Turn();
@@ -126,7 +137,7 @@ void World::Loop() {
       }
     } else if (random_.Chance(15)) {
       Kill(clients_.front());
-      clients_.push_back(Client{});
+      clients_.push_back(NewClient());
       clients_.splice(clients_.end(), clients_, clients_.begin());
     }
     JudgeDone();
@@ -142,6 +153,16 @@ void World::CheckEngine() {
   const engine::EngineStats stats = engine_->stats();
   for (const engine::PoolStats& pool : stats.pools) {
     if (pool.pages_used + pool.pages_free != pool.pages_total) Complain("used + free != total");
+  }
+  std::vector<int64_t> used(stats.pools.size(), 0);
+  for (const engine::TenantStats& tenant : stats.tenants) {
+    for (size_t i = 0; i < used.size(); ++i) {
+      used[i] += tenant.pools[i].pages_used;
+      if (tenant.pools[i].pages_used > tenant.pools[i].pages_total) Complain("beyond its part");
+    }
+  }
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (used[i] != stats.pools[i].pages_used) Complain("the tenants' pages are not the pool's");
   }
   if (stats.failed && !has_fault_) {
     has_fault_ = true;
@@ -160,7 +181,8 @@ void World::End() {
     ++tally_["drain"];
   }
   const auto all_answered = [this] {
-    return std::all_of(clients_.begin(), clients_.end(),
+    return spies_.empty() &&
+           std::all_of(clients_.begin(), clients_.end(),
                        [](const Client& client) { return client.flights.empty(); });
   };
   int32_t turns = 0;

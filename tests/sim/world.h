@@ -1,7 +1,8 @@
 // tests/sim/world.h: one run of the whole engine on fake time and a fake device: random clients
 // that create, append, decode, fork, truncate, free, retry, cancel, come late and die; full pools
 // and queues, leases that end, device faults, drain. Every answer is judged by a model of its
-// sequence. In half of the worlds callers take the engine's turns (server/engine/turn.h).
+// sequence. Clients are of one to three tenants with parts of the pools, and try each other's
+// handles. In half of the worlds callers take the engine's turns (server/engine/turn.h).
 //
 // A seed decides everything: the same seed is the same run. Threads: one; the clients' calls and
 // the engine's turns are steps of one loop.
@@ -61,6 +62,7 @@ class World {
     std::deque<Flight> flights;
     SentDecode answered;  // the latest decode that has its answer
     bool is_alive = true;
+    cache::TenantId tenant{0};
   };
 
   void Start();
@@ -77,6 +79,8 @@ class World {
   void Turn();
   void ActAs(Client& client);
   void CancelSomething();
+  void Spy(Client& client);
+  Client NewClient();
   void Kill(Client& client);
 
   // What a client may do.
@@ -95,6 +99,7 @@ class World {
 
   // Answers.
   void JudgeDone();
+  void JudgeSpies();
   void Judge(Client& client, Flight& flight);
   void JudgeDecode(Flight& flight);
   void JudgeControl(Client& client, Flight& flight);
@@ -108,6 +113,8 @@ class World {
   FakeBackend backend_;
   std::unique_ptr<engine::Engine> engine_;
   std::list<Client> clients_;
+  std::list<ControlCall> spies_;  // calls with a handle of another tenant
+  int64_t tenants_ = 1;
   std::map<std::string, int64_t> tally_;
   std::string complaint_;
   uint64_t next_token_ = 1;

@@ -30,6 +30,9 @@ class StoreShape {
   StoreShape& Slack(int32_t tokens) { return options_.reclaim_slack_tokens = tokens, *this; }
   StoreShape& Window(int32_t window) { return Group().window = window, *this; }
   StoreShape& Digests(int32_t kept) { return options_.replay_digests_max = kept, *this; }
+  StoreShape& Tenants(std::vector<TenantLimits> tenants) {
+    return options_.tenants = std::move(tenants), *this;
+  }
   StoreShape& SeqLenMax(int64_t tokens) { return options_.seq_len_max = tokens, *this; }
   // The latest group has the next so many layers.
   StoreShape& Layers(int32_t layers) {

@@ -20,6 +20,7 @@ StoreOptions StoreDriver::Options() {
       {.groups = {{.layers = {1}, .window = 10, .pages_total = 30},
                   {.layers = {0}, .window = 0, .pages_total = 14}}},
   };
+  options.tenants = {{.pages_share_max = 0.8}, {.pages_share_max = 0.6}};
   options.incarnation = 99;
   options.seqs_max = 10;
   options.seq_len_max = 100;
@@ -77,12 +78,19 @@ std::string StoreDriver::Answer(const char* operation, StatusCode got, StatusCod
                       absl::StatusCodeToString(want));
 }
 
+int64_t StoreDriver::PagesLeft(int32_t model, int32_t group, TenantId tenant) const {
+  const PoolStat pool = store_->Pool(model, group);
+  const PoolStat mine = store_->Pool(model, group, tenant);
+  return std::min(pool.pages_free - pool.pages_reserved, mine.pages_free - mine.pages_reserved);
+}
+
 int64_t StoreDriver::ExpectedTokens() { return Below(2) == 0 ? 0 : 1 + Below(60); }
 
 std::string StoreDriver::Create() {
   const CreateArgs args = {.model = static_cast<int32_t>(Below(2)),
                            .expected_tokens = ExpectedTokens(),
-                           .ttl_ms = 1 + Below(200)};
+                           .ttl_ms = 1 + Below(200),
+                           .tenant = static_cast<TenantId>(Below(2))};
   std::vector<SeqHandle> handles(1 + Below(2));
   const size_t count = handles.size();
   StatusCode want = StatusCode::kOk;
@@ -91,10 +99,10 @@ std::string StoreDriver::Create() {
   }
   const auto& groups = options_.models[static_cast<size_t>(args.model)].groups;
   for (size_t g = 0; g < groups.size(); ++g) {
-    const PoolStat pool = store_->Pool(args.model, static_cast<int32_t>(g));
     const int64_t pages = SeqPagesMax(args.expected_tokens, groups[g].window,
                                       options_.reclaim_slack_tokens, options_.page_tokens);
-    if (pages > 0 && pages * static_cast<int64_t>(count) > pool.pages_free - pool.pages_reserved) {
+    if (pages > 0 && pages * static_cast<int64_t>(count) >
+                         PagesLeft(args.model, static_cast<int32_t>(g), args.tenant)) {
       want = StatusCode::kResourceExhausted;
     }
   }
@@ -104,7 +112,8 @@ std::string StoreDriver::Create() {
   for (const SeqHandle& handle : handles) {
     ModelSeq seq = model_.NewSeq(args.model);
     seq.handle = handle;
-    seq.index = *store_->Find(handle, TenantId{0});
+    seq.index = *store_->Find(handle, args.tenant);
+    seq.tenant = args.tenant;
     seq.expected_tokens = args.expected_tokens;
     seq.ttl_ms = args.ttl_ms;
     seq.lease_end_ms = now_ms_ + args.ttl_ms;
@@ -122,12 +131,11 @@ std::string StoreDriver::Fork() {
   const auto count = static_cast<int64_t>(handles.size());
   bool room = true;  // for certain: every page of the parent and of its children needs a copy
   for (size_t g = 0; g < parent.gone_before.size(); ++g) {
-    const PoolStat pool = store_->Pool(parent.model, static_cast<int32_t>(g));
     const int64_t pages = SeqPagesMax(args.expected_tokens, model_.Group(parent.model, g).window,
                                       options_.reclaim_slack_tokens, options_.page_tokens);
     const auto held =
         static_cast<int64_t>(store_->Table(parent.index, static_cast<int32_t>(g)).pages().size());
-    room &= count * pages + held <= pool.pages_free - pool.pages_reserved;
+    room &= count * pages + held <= PagesLeft(parent.model, static_cast<int32_t>(g), parent.tenant);
   }
   const bool indices = seqs_.size() + handles.size() <= static_cast<size_t>(options_.seqs_max);
   const absl::Status got = store_->Fork(parent.index, args, now_ms_, absl::MakeSpan(handles));
@@ -138,7 +146,7 @@ std::string StoreDriver::Fork() {
   for (const SeqHandle& handle : handles) {
     ModelSeq child = parent;
     child.handle = handle;
-    child.index = *store_->Find(handle, TenantId{0});
+    child.index = *store_->Find(handle, parent.tenant);
     child.expected_tokens = args.expected_tokens;
     child.ttl_ms = args.ttl_ms;
     child.lease_end_ms = now_ms_ + args.ttl_ms;
@@ -195,10 +203,9 @@ std::string StoreDriver::CheckRefusedForRoom(const ModelSeq& seq, const AppendAr
     return "an append inside its reservation failed for room";
   }
   const size_t group = model_.GroupOf(seq.model, args.layer);
-  const PoolStat pool = store_->Pool(seq.model, static_cast<int32_t>(group));
   const int64_t pages_max =
       (args.pos + args.n - 1) / options_.page_tokens - args.pos / options_.page_tokens + 1;
-  if (pages_max <= pool.pages_free - pool.pages_reserved) {
+  if (pages_max <= PagesLeft(seq.model, static_cast<int32_t>(group), seq.tenant)) {
     return "an append failed for room though there was enough";
   }
   return "";
@@ -241,14 +248,13 @@ std::string StoreDriver::Truncate() {
   StatusCode want = model_.OfTruncate(*seq, pos);
   bool room = true;  // for certain: every shared page that reaches past pos needs a copy
   for (int32_t g = 0; g < 2; ++g) {
-    const PoolStat pool = store_->Pool(seq->model, g);
     int64_t shared = 0;
     const BlockTable& table = store_->Table(seq->index, g);
     for (int64_t i = std::max(pos, int64_t{0}) / options_.page_tokens; i < table.end_page(); ++i) {
       if (table.page(i) == kNoPage) continue;
       shared += store_->PagesOf(seq->model, g).owners(table.page(i)) > 1 ? 1 : 0;
     }
-    room &= shared <= pool.pages_free - pool.pages_reserved;
+    room &= shared <= PagesLeft(seq->model, g, seq->tenant);
   }
   const absl::Status got = store_->Truncate(seq->index, pos);
   if (want == StatusCode::kOk && !room && pos < seq->expected_tokens &&
@@ -270,7 +276,7 @@ std::string StoreDriver::Free() {
   ModelSeq* seq = AnySeq();
   if (seq == nullptr) return "";
   store_->Free(seq->index);
-  if (store_->Find(seq->handle, TenantId{0}).ok()) return "a freed sequence is found";
+  if (store_->Find(seq->handle, seq->tenant).ok()) return "a freed sequence is found";
   seq->freed = true;
   if (seq->holds == 0) Forget(static_cast<size_t>(seq - seqs_.data()));
   return "";
@@ -370,7 +376,7 @@ std::string StoreDriver::CompareGroup(const ModelSeq& seq, size_t group) const {
 }
 
 std::string StoreDriver::CompareSeq(const ModelSeq& seq) const {
-  if (store_->Find(seq.handle, TenantId{0}).ok() == seq.freed)
+  if (store_->Find(seq.handle, seq.tenant).ok() == seq.freed)
     return "found though freed, or the reverse";
   for (size_t g = 0; g < seq.gone_before.size(); ++g) {
     std::string fault = CompareGroup(seq, g);

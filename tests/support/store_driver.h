@@ -33,6 +33,7 @@ class StoreDriver {
   static StoreOptions Options();
   uint32_t Below(uint32_t bound) { return choose_(bound); }
   int64_t ExpectedTokens();
+  int64_t PagesLeft(int32_t model, int32_t group, TenantId tenant) const;
   ModelSeq* AnySeq();  // that is not freed, or null
   std::string Answer(const char* operation, absl::StatusCode got, absl::StatusCode want);
 

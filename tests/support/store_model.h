@@ -31,6 +31,7 @@ struct ModelSeq {
   SeqHandle handle;
   SeqIndex index{0};
   int32_t model = 0;
+  TenantId tenant{0};
   int64_t expected_tokens = 0;
   int64_t ttl_ms = 0;
   int64_t lease_end_ms = 0;
