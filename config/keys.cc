@@ -35,6 +35,13 @@ constexpr Key<Options> kKeys[] = {
      "metadata of one call", "bytes", 1024, 1 << 20},
     {"server", "keepalive_ms", [](Options& o) { return &o.server.keepalive_ms; },
      "a silent connection is asked for a sign of life this often", "ms", 1000, 3600000},
+    {"server", "handshake_ms_max", [](Options& o) { return &o.server.handshake_ms_max; },
+     "a connection that does not say what it wants is closed", "ms", 100, 600000},
+    {"server", "connection_idle_ms_max",
+     [](Options& o) { return &o.server.connection_idle_ms_max; }, "one without calls is closed",
+     "ms", 1000, kInt32Max},
+    {"server", "reader_stall_ms_max", [](Options& o) { return &o.server.reader_stall_ms_max; },
+     "a call whose client takes nothing of a reply is cancelled", "ms", 100, 3600000},
 
     {"security", "tls_cert_file", [](Options& o) { return &o.security.tls_cert_file; },
      "PEM of the daemon's certificate and chain; turns TLS on; read again when it changes", "path"},

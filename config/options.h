@@ -44,6 +44,14 @@ struct ServerOptions {
   // A connection without traffic is asked for a sign of life this often; one that does not answer
   // within as long again is dead, and its streams end. Lower notices killed clients sooner.
   int32_t keepalive_ms = 20000;
+  // A connection that does not say what it wants (TLS, HTTP/2) for so long is closed.
+  int32_t handshake_ms_max = 20000;
+  // One without calls for so long is closed; clients connect again by themselves. Each holds some
+  // tens of kilobytes.
+  int32_t connection_idle_ms_max = 1800000;
+  // A call whose client takes nothing of a reply for so long is cancelled: until then it holds the
+  // replies, as many bytes as a message may have.
+  int32_t reader_stall_ms_max = 60000;
 };
 
 // Who may call, and what protects the bytes on the way. Files are read at start; the two of TLS

@@ -40,6 +40,7 @@ void Call::Listen() {
   context_.emplace();
   finishing_ = finished_ = ended_ = cancelled_ = is_tenants_ = false;
   tenant_ = cache::TenantId{0};
+  sweeps_stalled_ = 0;
   context_->AsyncNotifyWhenDone(&on_ended_);
   ++slot_->listening;
   Request(&on_arrived_);
@@ -114,11 +115,18 @@ void Call::Ended(bool) {
 
 Event* Call::Finishing(const grpc::Status& status, int32_t retry_after_ms) {
   finishing_ = true;
+  sweeps_stalled_ = 0;
   if (retry_after_ms > 0) {
     context_->AddTrailingMetadata(translate::kPushbackTrailer, absl::StrCat(retry_after_ms));
   }
   slot_->metrics->Observe(status.error_code(), parts().clock->NowUs() - arrived_);
   return &on_finished_;
+}
+
+void Call::Sweep() {
+  const bool is_writing = IsWriting() || (finishing_ && !finished_);
+  sweeps_stalled_ = is_writing ? sweeps_stalled_ + 1 : 0;
+  if (sweeps_stalled_ > kSweeps) context_->TryCancel();
 }
 
 void Call::Finished(bool) {

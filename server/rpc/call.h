@@ -51,6 +51,9 @@ class Call {
 
   void Listen();
   void Drain() { OnDrain(); }
+  // So many times within reader_stall_ms_max: cancels a call whose client takes nothing.
+  static constexpr int kSweeps = 4;
+  void Sweep();
 
  protected:
   virtual ~Call() = default;
@@ -64,6 +67,9 @@ class Call {
   virtual void Reset() = 0;  // to the state before Request
   // Operations or work are under way whose events are still to come.
   virtual bool IsBusy() const = 0;
+  // A reply is under way to the client; TookReply when one has got there.
+  virtual bool IsWriting() const { return false; }
+  void TookReply() { sweeps_stalled_ = 0; }
   // Another object of the same kind for the same slot.
   virtual Call* Another() const = 0;
 
@@ -75,6 +81,7 @@ class Call {
   MethodSlot& slot() const { return *slot_; }
   const Parts& parts() const { return *slot_->parts; }
   grpc::ServerContext& context() { return *context_; }
+  cache::TenantId tenant() const { return tenant_; }
   Arrival ArrivalNow() const;  // of a message of this call
   // The last line of every event of a subclass: the object may be gone after it.
   void RetireIfOver();
@@ -95,6 +102,7 @@ class Call {
   bool finished_ = false;
   bool ended_ = false;
   bool cancelled_ = false;
+  int sweeps_stalled_ = 0;
   MemberEvent<Call> on_arrived_;
   MemberEvent<Call> on_ended_;
   MemberEvent<Call> on_finished_;

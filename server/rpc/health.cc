@@ -67,6 +67,7 @@ void WatchCall::Write() {
 
 void WatchCall::OnWritten(bool ok) {
   writing_ = false;
+  TookReply();
   if (!ok) broken_ = true;
   if (broken_) {
     if (!finishing()) FinishWith(absl::CancelledError("the stream broke; open another"), 0);

@@ -40,6 +40,7 @@ class WatchCall final : public Call {
   void FinishWith(const absl::Status& status, int32_t retry_after_ms) override;
   void Reset() override;
   bool IsBusy() const override { return writing_; }
+  bool IsWriting() const override { return writing_; }
   Call* Another() const override { return new WatchCall(&slot()); }
 
   void OnWritten(bool ok);

@@ -111,6 +111,7 @@ void ReflectionCall::OnRead(bool ok) {
 
 void ReflectionCall::OnWritten(bool ok) {
   writing_ = false;
+  TookReply();
   if (!finishing()) {
     if (!ok || broken_) {
       FinishWith(absl::CancelledError("the stream broke; open another"), 0);

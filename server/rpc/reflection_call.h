@@ -35,6 +35,7 @@ class ReflectionCall final : public Call {
   void FinishWith(const absl::Status& status, int32_t retry_after_ms) override;
   void Reset() override;
   bool IsBusy() const override { return reading_ || writing_; }
+  bool IsWriting() const override { return writing_; }
   Call* Another() const override { return new ReflectionCall(&slot()); }
 
   void Read();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "grpcpp/alarm.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
 
@@ -38,6 +39,8 @@ void SetLimits(const config::ServerOptions& options, grpc::ServerBuilder* builde
   set(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   set(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
       std::max(1000, options.keepalive_ms / 10));
+  set(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, options.handshake_ms_max);
+  set(GRPC_ARG_MAX_CONNECTION_IDLE_MS, options.connection_idle_ms_max);
   set(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);  // a tensor comes in few slices
 }
 
@@ -58,6 +61,38 @@ class Errand final : public Posted {
 };
 
 }  // namespace
+
+// Sweeps the calls of one poller, on its thread, every so often.
+class Server::Sweeper final : private Event {
+ public:
+  Sweeper(Services* services, Poller* poller, int64_t every_ms)
+      : services_(services), poller_(poller), every_ms_(every_ms) {}
+
+  // On the poller's thread, or before it runs.
+  void Start() {
+    const gpr_timespec wait = gpr_time_from_millis(every_ms_, GPR_TIMESPAN);
+    alarm_.Set(poller_->queue(), gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), wait),
+               static_cast<Event*>(this));
+  }
+  // On the poller's thread, before its queue is shut down.
+  void Stop() {
+    is_stopped_ = true;
+    alarm_.Cancel();
+  }
+
+ private:
+  void Ready(bool) override {
+    if (is_stopped_) return;
+    services_->Sweep(poller_);
+    Start();
+  }
+
+  Services* const services_;
+  Poller* const poller_;
+  const int64_t every_ms_;
+  bool is_stopped_ = false;
+  grpc::Alarm alarm_;
+};
 
 Server::Server(Planner planner, ops::Metrics* metrics)
     : planner_(std::move(planner)), services_(metrics) {}
@@ -98,6 +133,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOption
   }
   for (const std::unique_ptr<Poller>& poller : self->pollers_) {
     self->services_.Listen(&parts, poller.get());
+    self->sweepers_.push_back(std::make_unique<Sweeper>(
+        &self->services_, poller.get(), options.reader_stall_ms_max / Call::kSweeps));
+    self->sweepers_.back()->Start();
     self->threads_.emplace_back([raw = poller.get()] { raw->Run(); });
   }
   return self;
@@ -129,8 +167,11 @@ void Server::Shutdown(std::chrono::milliseconds patience) {
   while (parts_.calls_open != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   parts_.stopping = true;
   // On the pollers' own threads, after whatever they are doing now: nothing listens afterwards.
-  for (const std::unique_ptr<Poller>& poller : pollers_) {
-    Errand::Send(poller.get(), [raw = poller.get()] { raw->queue()->Shutdown(); });
+  for (size_t i = 0; i < pollers_.size(); ++i) {
+    Errand::Send(pollers_[i].get(), [poller = pollers_[i].get(), sweeper = sweepers_[i].get()] {
+      sweeper->Stop();
+      poller->queue()->Shutdown();
+    });
   }
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();

@@ -63,7 +63,10 @@ class Server {
   Parts parts_;
   HelperThread helper_;
   Services services_;
+  class Sweeper;
+
   std::vector<std::unique_ptr<Poller>> pollers_;
+  std::vector<std::unique_ptr<Sweeper>> sweepers_;        // one for each poller
   std::shared_ptr<grpc::ServerCredentials> credentials_;  // gRPC does not hold them
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::thread> threads_;

@@ -171,4 +171,11 @@ void Services::Drain(const Poller* poller) {
   }
 }
 
+void Services::Sweep(const Poller* poller) {
+  for (const std::unique_ptr<MethodSlot>& slot : slots_) {
+    if (slot->poller != poller) continue;
+    for (Call* const call : slot->open) call->Sweep();
+  }
+}
+
 }  // namespace fp8kvd::rpc

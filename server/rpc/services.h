@@ -51,6 +51,8 @@ class Services {
   void Listen(Parts* parts, Poller* poller);
   // On this poller's thread: tells every open call that the server drains.
   void Drain(const Poller* poller);
+  // The same: sweeps every open call (call.h).
+  void Sweep(const Poller* poller);
 
  private:
   struct Method {

@@ -119,6 +119,7 @@ void StreamCall::WriteMore() {
 
 void StreamCall::OnWritten(bool ok) {
   writing_ = false;
+  TookReply();
   Flight* const flight = replies_.front().flight;
   replies_.pop_front();
   bytes_held_ -= flight->bytes;

@@ -44,6 +44,7 @@ class StreamCall final : public Call, private WorkOwner {
   void FinishWith(const absl::Status& status, int32_t retry_after_ms) override;
   void Reset() override;
   bool IsBusy() const override { return reading_ || writing_; }
+  bool IsWriting() const override { return writing_; }
   Call* Another() const override { return new StreamCall(&slot()); }
 
   void OnRead(bool ok);

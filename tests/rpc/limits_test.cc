@@ -1,4 +1,9 @@
 // What is too much: full pools, large messages, large metadata, deadlines.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -65,6 +70,76 @@ TEST(MetadataLimit, LargeMetadataIsRefusedAndOtherClientsAreServed) {
             StatusCode::RESOURCE_EXHAUSTED);
   grpc::ClientContext again;
   EXPECT_TRUE(other->GetServerInfo(&again, {}, &info).ok());
+}
+
+TEST(ConnectionLimit, OneThatSaysNothingIsClosed) {
+  ServerRigOptions options;
+  options.server.handshake_ms_max = 200;
+  const ServerRig rig(options);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(rig.server->port()));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  const timeval patience{.tv_sec = 30, .tv_usec = 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  char bytes[256];
+  ssize_t got = 1;
+  while (got > 0) got = read(fd, bytes, sizeof(bytes));  // its greeting, then its end
+  EXPECT_TRUE(got == 0 || errno == ECONNRESET) << errno;
+  close(fd);
+}
+
+TEST(ConnectionLimit, OneWithoutCallsIsClosedAndComesBackWithTheNext) {
+  ServerRigOptions options;
+  options.server.connection_idle_ms_max = 1000;
+  const ServerRig rig(options);
+  const std::shared_ptr<grpc::Channel> channel = rig.Channel();
+  const auto stub = v1::DecodeAttention::NewStub(channel);
+  const auto ask = [&stub] {
+    grpc::ClientContext context;
+    v1::GetServerInfoResponse info;
+    return stub->GetServerInfo(&context, {}, &info).ok();
+  };
+  ASSERT_TRUE(ask());
+  EXPECT_TRUE(Eventually([&] { return channel->GetState(false) != GRPC_CHANNEL_READY; }));
+  EXPECT_TRUE(ask());
+}
+
+// Known fault: a slow reader. Without an end it would hold its replies for as long as it likes.
+TEST(SlowReader, OneThatTakesNothingIsCancelled) {
+  ServerRigOptions options;
+  options.server.reader_stall_ms_max = 400;
+  ServerRig rig(options);
+  const std::vector<v1::Handle> handles = rig.Create(1);
+  ASSERT_TRUE(rig.Append({rig.Chunk(handles[0], 0, Ids(64, 1), 0)}).ok());
+  v1::DecodeRequest large;
+  large.set_model("m");
+  *large.add_handles() = handles[0];
+  large.add_positions(0);
+  large.add_q_lens(64);
+  large.set_q(rig.RowsOf(RowKind::kQ, Ids(64, 1), 0));
+  large.set_out_type(v1::OUT_TYPE_FP32);
+  grpc::ChannelArguments arguments;  // a small window, so that the transport holds little
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 65536);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  const auto stub = v1::DecodeAttention::NewStub(
+      grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(rig.server->port()),
+                                grpc::InsecureChannelCredentials(), arguments));
+  grpc::ClientContext context;
+  const auto stream = stub->DecodeStream(&context);
+  std::thread writer([&] {
+    while (stream->Write(large)) {  // until the server ends it
+    }
+  });
+  EXPECT_TRUE(Eventually([&] { return rig.server->calls_open() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return rig.server->calls_open() == 0; }));
+  writer.join();
+  v1::DecodeResponse reply;
+  while (stream->Read(&reply)) {
+  }
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::CANCELLED);
 }
 
 // Known fault: a blocked handler freezes every other call, because the library's pool has two
