@@ -1,11 +1,14 @@
 #include "client/cc/client.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 #include "client/cc/convert.h"
 #include "client/cc/core.h"
@@ -102,6 +105,32 @@ uint64_t ChunkTokens(const AppendArgs& args, int64_t chunk_bytes) {
   return args.layers_count == 1 ? tokens : std::min(tokens, kTokensApartMax);
 }
 
+absl::Status CheckSecurity(const Options& options) {
+  if (options.tls.has_value() &&
+      options.tls->certificate_chain.empty() != options.tls->private_key.empty()) {
+    return absl::InvalidArgumentError(
+        "client options: tls has one of certificate_chain and private_key; give both or neither");
+  }
+  // gRPC would abort on what no header may hold.
+  const bool is_header = std::all_of(options.token.begin(), options.token.end(),
+                                     [](char c) { return c > ' ' && c < '\x7F'; });
+  if (!is_header) {
+    return absl::InvalidArgumentError(
+        "client options: the token has characters that no header holds; give it without spaces "
+        "and line ends");
+  }
+  constexpr absl::string_view kThisMachine[] = {"127.",  "localhost", "[::1]",
+                                                "unix:", "ipv4:127.", "ipv6:[::1]"};
+  const bool is_here =
+      std::any_of(std::begin(kThisMachine), std::end(kThisMachine),
+                  [&](absl::string_view here) { return absl::StartsWith(options.target, here); });
+  if (!options.token.empty() && !options.tls.has_value() && !is_here) {
+    return absl::InvalidArgumentError(absl::StrCat("client options: a token for ", options.target,
+                                                   " would travel in the clear; give tls, too"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckAppend(const AppendArgs& args) {
   const uint64_t rows = uint64_t{args.layers_count} * args.n;
   if (args.layers_count == 0 || args.k.size() != args.v.size() ||
@@ -133,6 +162,7 @@ Sequence::~Sequence() {
   const auto request = Naming<v1::FreeSequencesRequest>({&handle_, 1});
   v1::FreeSequencesResponse response;
   grpc::ClientContext context;
+  core_->Prepare(&context);
   context.set_deadline(Clock::now() + milliseconds(kFreeInDestructorMs));
   (void)core_->stub().FreeSequences(&context, request, &response);  // else the lease frees it
 }
@@ -168,6 +198,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) 
         "client options: target must name a server, and times, sizes and counts be positive "
         "(retries_max may be 0), backoff_ms_min no more than backoff_ms_max");
   }
+  if (absl::Status status = CheckSecurity(options); !status.ok()) return status;
   return std::unique_ptr<Client>(new Client(std::make_shared<Core>(options)));
 }
 
@@ -251,6 +282,7 @@ absl::Status Client::Append(const AppendArgs& args) {
   AppendProgress progress(args);
   for (;;) {
     grpc::ClientContext context;
+    core_->Prepare(&context);
     context.set_deadline(deadline);
     v1::AppendResponse response;
     auto writer = core_->stub().Append(&context, &response);

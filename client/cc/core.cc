@@ -31,7 +31,14 @@ constexpr size_t kRenewItems = 256;
 constexpr int64_t kRenewTimeoutMs = 5'000;
 constexpr int kBackoffDoublingsMax = 20;
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
+std::shared_ptr<grpc::ChannelCredentials> MakeCredentials(const Options& options) {
+  if (!options.tls.has_value()) return grpc::InsecureChannelCredentials();
+  return grpc::SslCredentials({.pem_root_certs = options.tls->root_certificates,
+                               .pem_private_key = options.tls->private_key,
+                               .pem_cert_chain = options.tls->certificate_chain});
+}
+
+std::shared_ptr<grpc::Channel> MakeChannel(const Options& options) {
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(kReplyBytesMax);
   args.SetMaxSendMessageSize(-1);  // the server's limit decides, with a message of its own
@@ -41,7 +48,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMsMin);
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMsMax);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), args);
+  return grpc::CreateCustomChannel(options.target, MakeCredentials(options), args);
 }
 
 // The delay that the server asks for. A value that is no number, or negative, forbids a retry.
@@ -77,7 +84,7 @@ std::optional<milliseconds> Retry::Next(const grpc::Status& status,
 
 Core::Core(Options options)
     : options_(std::move(options)),
-      channel_(MakeChannel(options_.target)),
+      channel_(MakeChannel(options_)),
       stub_(v1::DecodeAttention::NewStub(channel_)),
       renewer_([this] { RenewLoop(); }) {}
 
@@ -90,12 +97,17 @@ Core::~Core() {
   renewer_.join();
 }
 
+void Core::Prepare(grpc::ClientContext* context) const {
+  if (!options_.token.empty()) context->AddMetadata("authorization", "Bearer " + options_.token);
+}
+
 absl::Status Core::Try(const char* name, int64_t timeout_ms,
                        const std::function<grpc::Status(grpc::ClientContext&)>& attempt) {
   const Clock::time_point deadline = Clock::now() + milliseconds(timeout_ms);
   Retry retry(options_, deadline);
   for (;;) {
     grpc::ClientContext context;
+    Prepare(&context);
     context.set_deadline(deadline);
     const grpc::Status status = attempt(context);
     if (status.ok()) return absl::OkStatus();
@@ -173,6 +185,7 @@ void Core::Renew(const std::vector<Handle>& handles) {
   for (const Handle& handle : handles) ToProto(handle, request.add_handles());
   v1::RenewSequencesResponse response;
   grpc::ClientContext context;
+  Prepare(&context);
   context.set_deadline(Clock::now() + milliseconds(kRenewTimeoutMs));
   if (!stub_->RenewSequences(&context, request, &response).ok()) return;
   for (const ItemError& error : ItemErrors(response.item_errors())) {

@@ -56,6 +56,9 @@ class Core {
   const Options& options() const { return options_; }
   v1::DecodeAttention::Stub& stub() { return *stub_; }
 
+  // What every call brings.
+  void Prepare(grpc::ClientContext* context) const;
+
   // Tries `attempt` until it succeeds or Retry gives up. `name` is the call's, for the message.
   absl::Status Try(const char* name, int64_t timeout_ms,
                    const std::function<grpc::Status(grpc::ClientContext&)>& attempt);

@@ -124,6 +124,7 @@ void DecodeStream::Impl::Run() {
   Retry retry(core_->options(), Clock::time_point::max());
   for (;;) {
     grpc::ClientContext context;
+    core_->Prepare(&context);
     {
       std::unique_lock<std::mutex> lock(mu_);
       changed_.wait(lock, [this] { return closing_ || !unanswered_.empty(); });

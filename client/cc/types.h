@@ -13,9 +13,22 @@
 
 namespace fp8kvd::client {
 
+// PEM texts.
+struct TlsOptions {
+  // Authorities that the server's certificate must be of; empty: those of the system.
+  std::string root_certificates = {};
+  // The client's own, for a server that asks for one; both or neither.
+  std::string certificate_chain = {};
+  std::string private_key = {};
+};
+
 struct Options {
   // host:port, or any name that gRPC resolves ("unix:/run/fp8kvd.sock").
   std::string target = "127.0.0.1:50051";
+  // Absent: in the clear.
+  std::optional<TlsOptions> tls = {};
+  // Sent with every call; empty: none. Over TLS, or to this machine alone.
+  std::string token = {};
   // Of one call, its retries and waits included.
   int64_t timeout_ms = 30'000;
   // The same of one Append, which may carry gigabytes.

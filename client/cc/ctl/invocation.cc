@@ -4,11 +4,13 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "client/cc/ctl/files.h"
 #include "config/suggest.h"
 
 namespace fp8kvd::ctl {
@@ -126,6 +128,36 @@ absl::StatusOr<double> Invocation::Number(const std::string& flag, double absent
   return number;
 }
 
+absl::Status Invocation::ReadSecurity(client::Options* options) const {
+  constexpr uint64_t kPemBytesMax = 1 << 20;
+  constexpr uint64_t kTokenBytesMax = 4096;
+  client::TlsOptions tls;
+  std::string token;
+  struct File {
+    const char* flag;
+    uint64_t bytes_max;
+    std::string* text;
+  };
+  const File files[] = {{"tls_ca", kPemBytesMax, &tls.root_certificates},
+                        {"tls_cert", kPemBytesMax, &tls.certificate_chain},
+                        {"tls_key", kPemBytesMax, &tls.private_key},
+                        {"token_file", kTokenBytesMax, &token}};
+  for (const File& file : files) {
+    if (!Has(file.flag)) continue;
+    absl::StatusOr<std::string> text = ReadFile(Text(file.flag, ""), file.bytes_max);
+    if (!text.ok()) {
+      return UsageError(absl::StrCat("--", file.flag, ": ", text.status().message()));
+    }
+    *file.text = *std::move(text);
+  }
+  if (Has("tls") || Has("tls_ca") || Has("tls_cert") || Has("tls_key")) options->tls = tls;
+  options->token = std::string(absl::StripAsciiWhitespace(token));
+  if (Has("token_file") && options->token.empty()) {
+    return UsageError("--token_file is empty; it holds the token and nothing else");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<client::Client>> Invocation::Connect() const {
   client::Options options;
   options.target = Text("target", options.target);
@@ -133,6 +165,7 @@ absl::StatusOr<std::unique_ptr<client::Client>> Invocation::Connect() const {
   absl::StatusOr<int64_t> timeout_ms = Count("timeout_ms", options.timeout_ms, 1, kTimeoutMsMax);
   if (!timeout_ms.ok()) return timeout_ms.status();
   options.timeout_ms = *timeout_ms;
+  if (absl::Status status = ReadSecurity(&options); !status.ok()) return status;
   return client::Client::Connect(options);
 }
 
@@ -140,6 +173,11 @@ std::vector<FlagSpec> SharedFlags(bool has_daemon) {
   std::vector<FlagSpec> flags;
   if (has_daemon) {
     flags.push_back({"target", "HOST:PORT", "the daemon; default 127.0.0.1:50051"});
+    flags.push_back({"tls", "", "speak TLS; so do the three that follow"});
+    flags.push_back({"tls_ca", "FILE", "PEM of the daemon's authorities; default: the system's"});
+    flags.push_back({"tls_cert", "FILE", "PEM of our own certificate, if the daemon asks for one"});
+    flags.push_back({"tls_key", "FILE", "PEM of its private key"});
+    flags.push_back({"token_file", "FILE", "the token that says which tenant we are"});
     flags.push_back({"timeout_ms", "N", "of each call to it, retries included; default 30000"});
   }
   flags.push_back({"json", "", "print one JSON value instead of a table"});

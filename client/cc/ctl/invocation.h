@@ -65,10 +65,12 @@ class Invocation {
   absl::StatusOr<double> Number(const std::string& flag, double absent, double min,
                                 double max) const;
 
-  // A client for --target and --timeout_ms.
+  // A client for --target and the other flags that say how to reach it.
   absl::StatusOr<std::unique_ptr<client::Client>> Connect() const;
 
  private:
+  absl::Status ReadSecurity(client::Options* options) const;
+
   std::map<std::string, std::string> flags_;
   std::vector<std::string> arguments_;
   std::ostream* out_ = nullptr;
