@@ -73,8 +73,8 @@ struct History {
 
 reference::DecodeOutput Right(const History& history, const Rows& q, int q_len, bool is_fp8,
                               int window, const float* sinks) {
-  const reference::Fp8Rows k8 = reference::QuantizeFp8Kv(history.k, kHeadDim);
-  const reference::Fp8Rows v8 = reference::QuantizeFp8Kv(history.v, kHeadDim);
+  const reference::Fp8Rows k8 = reference::quantize_fp8_kv(history.k, kHeadDim);
+  const reference::Fp8Rows v8 = reference::quantize_fp8_kv(history.v, kHeadDim);
   reference::DecodeInput input;
   input.precision = is_fp8 ? Precision::kFp8Kv : Precision::kBf16;
   input.k = {.codes = k8.codes.data(), .scales = k8.scales.data(), .rows = history.k.data()};
