@@ -32,11 +32,18 @@ struct DecodeArgs {
   int32_t* row_items;  // [rows_count], batch_invariant only: items of the rows before
 };
 
-// How a launch is laid over the device. Speed alone depends on it.
+// How a launch is laid over the device. Speed alone depends on it, as long as rows keep the pairs
+// that it was made for.
 struct LaunchShape {
   int32_t ctas;
   int32_t warps;   // of a CTA
   int32_t stages;  // units that a warp has in flight
+  // The next launch may start when the warps have set out their last reads, not at once.
+  bool lets_next_late;
+  // 0: all CTAs share the launch's units (decode_cta.cuh). Else each pair has a cluster of so many
+  // CTAs (sm90/decode/pairs.cuh), and each row so many pairs.
+  int32_t cluster;
+  int32_t row_pairs;
 };
 
 // A kernel by what the host needs of it. Prepare once, before the first launch: loads it and allows

@@ -5,14 +5,93 @@
 namespace fp8kvd::kernels::cuda {
 namespace {
 
-// One CTA to a multiprocessor, of up to so many warps, each with a ring of so many units: what was
+// One CTA to a multiprocessor, of up to so many warps, each with a ring of so many bytes: what was
 // fastest on an H200 (docs/performance.md). More warps would not fit with their rings, fewer do not
 // keep up with the memory unless each has a whole pair to itself.
 constexpr int32_t kWarps = 8;
-constexpr int32_t kStagesOfManyWarps = 3;
+constexpr int32_t kRingBytes = 26 * 1024;
+constexpr int32_t kStagesMax = 6;
 constexpr int32_t kStagesOfFewWarps = 4;
 constexpr int32_t kShortUnits = 4;        // of a warp
+constexpr int32_t kLateUnitsMin = 8;      // of a warp
 constexpr int32_t kSharedReserve = 1024;  // that the system takes of each CTA
+
+// A cluster of its own for each pair. Tokens below which another CTA or another warp does not pay.
+constexpr int32_t kClusterMax = 8;
+constexpr int32_t kTokensOfPairCta = 256;
+constexpr int32_t kTokensOfPairWarpMax = 256;  // above, an even cut of all units is faster ...
+constexpr int32_t kLongPairClusterMax = 2;     // ... unless these read as fast as the memory gives
+constexpr int32_t kTokensOfManyPairsMax = 512;
+constexpr int32_t kWarpsOfManyPairs = 4;
+constexpr int32_t kPairCtasMax = 4;  // of a multiprocessor at once: its registers hold no more
+constexpr int32_t kStagesAlone = 16;
+constexpr int32_t kPairLateUnitsMax = 32;  // of a warp
+
+int32_t StagesOf(const DecodeKernel& kernel) {
+  return std::clamp(kRingBytes / kernel.unit_bytes, 2, kStagesMax);
+}
+
+int32_t CtasOfPairs(const DeviceLimits& device, const LaunchWork& work, int32_t tokens) {
+  int32_t cluster = 1;
+  while (cluster < kClusterMax && 2 * cluster * work.pairs <= device.multiprocessors / 2 &&
+         2 * cluster * kTokensOfPairCta <= tokens) {
+    cluster *= 2;
+  }
+  return cluster;
+}
+
+bool IsUniform(const LaunchWork& work) { return work.pairs * work.items_max == work.items; }
+
+// Equal pairs of which a CTA gets a handful go best with a warp each: nothing is left to join. Not
+// where a unit takes more arithmetic for its bytes, which fewer warps cannot keep up with. Returns
+// how many, or 0.
+int32_t HandfulOfPairs(const DecodeKernel& kernel, const LaunchWork& work, int32_t ctas) {
+  const bool is_light =
+      kernel.grain.columns == 8 && (kernel.precision == Precision::kBf16 || kernel.head_dim == 128);
+  const auto pairs = static_cast<int32_t>((work.pairs + ctas - 1) / ctas);
+  return IsUniform(work) && is_light && pairs >= kWarps / 2 && pairs <= kWarps ? pairs : 0;
+}
+
+// Fills in a shape that gives each pair a cluster; false when the even cut is better.
+bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchWork& work,
+                   LaunchShape& shape) {
+  if (kernel.sm != 90 || work.row_pairs == 0 || !IsUniform(work)) return false;
+  const int32_t tokens = work.items_max * kernel.grain.unit_tokens;
+  const bool many = work.pairs > device.multiprocessors;
+  if (many && kernel.precision == Precision::kFp8Kv &&
+      HandfulOfPairs(kernel, work, device.multiprocessors) > 0) {
+    return false;
+  }
+  shape.cluster = many ? 1 : CtasOfPairs(device, work, tokens);
+  shape.ctas = static_cast<int32_t>(work.pairs) * shape.cluster;
+  shape.warps = std::min(many ? kWarpsOfManyPairs : kWarps, kernel.warps_max);
+  shape.row_pairs = work.row_pairs;
+  const int32_t warp_tokens = tokens / (shape.cluster * shape.warps);
+  const bool keeps_up = kernel.precision == Precision::kBf16 && kernel.grain.columns == 8 &&
+                        shape.cluster <= kLongPairClusterMax &&
+                        9 * shape.ctas >= 4 * device.multiprocessors;
+  if (many ? tokens > kTokensOfManyPairsMax : warp_tokens > kTokensOfPairWarpMax && !keeps_up) {
+    return false;
+  }
+  const int32_t warp_units =
+      CeilDiv(CeilDiv(work.items_max, shape.cluster), static_cast<int32_t>(shape.warps));
+  // Many: as deep a ring as lets all CTAs be there at once.
+  const int32_t ctas_each = std::min(CeilDiv(shape.ctas, device.multiprocessors), kPairCtasMax);
+  const int32_t shared_max = std::min(
+      device.shared_per_cta, device.shared_per_multiprocessor / ctas_each - kSharedReserve);
+  shape.stages = std::clamp(warp_units, many ? 1 : 2, StagesOf(kernel));
+  const auto fits = [&](int32_t bytes) { return kernel.shared_bytes(0, shape) <= bytes; };
+  while (!fits(shared_max) && shape.stages > 1) --shape.stages;
+  while (!fits(device.shared_per_cta) && shape.warps > 1) --shape.warps;
+  // Few CTAs do better with a multiprocessor each, which a ring beyond half of its memory sees to.
+  if (2 * shape.ctas <= device.multiprocessors) {
+    while (fits(device.shared_per_multiprocessor / 2) && shape.stages < kStagesAlone) {
+      ++shape.stages;
+    }
+  }
+  shape.lets_next_late = !many && warp_units > shape.stages && warp_units <= kPairLateUnitsMax;
+  return true;
+}
 
 }  // namespace
 
@@ -22,30 +101,29 @@ LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grai
   for (const DecodeRow& row : rows) {
     const RowWork of_row = WorkOf(row, group, grain);
     const int64_t items = batch_invariant ? InvariantItems(row, group, grain) : of_row.units;
+    const bool first = work.pairs == 0;
     work.units += int64_t{of_row.units} * of_row.pairs;
     work.items += items * of_row.pairs;
     work.pairs += of_row.pairs;
     work.items_max = std::max(work.items_max, static_cast<int32_t>(items));
+    work.row_pairs = first || work.row_pairs == of_row.pairs ? of_row.pairs : 0;
   }
+  if (batch_invariant) work.row_pairs = 0;
   return work;
 }
 
 LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int32_t rows_count,
                      const LaunchWork& work) {
   LaunchShape shape{};
+  if (ShapeForPairs(kernel, device, work, shape)) return shape;
+  shape = LaunchShape{};
   // Short work: no more CTAs than give each warp a unit or each pair a CTA of its own.
   const int64_t useful = std::max(work.items / kWarps, work.pairs);
   shape.ctas = static_cast<int32_t>(std::clamp<int64_t>(useful, 1, device.multiprocessors));
-  // Equal pairs of which a CTA gets a handful go best with a warp each: nothing is left to join.
-  // Not where a unit takes more arithmetic for its bytes, which fewer warps cannot keep up with.
-  const bool uniform = work.pairs * work.items_max == work.items;
-  const bool is_light =
-      kernel.grain.columns == 8 && (kernel.precision == Precision::kBf16 || kernel.head_dim == 128);
-  const auto pairs_of_cta = static_cast<int32_t>((work.pairs + shape.ctas - 1) / shape.ctas);
-  const bool handful = uniform && is_light && pairs_of_cta >= kWarps / 2 && pairs_of_cta <= kWarps;
-  shape.warps = std::min(handful ? pairs_of_cta : kWarps, kernel.warps_max);
+  const int32_t handful = HandfulOfPairs(kernel, work, shape.ctas);
+  shape.warps = std::min(handful > 0 ? handful : kWarps, kernel.warps_max);
 
-  const int32_t pair_items = uniform ? work.items_max : 0;
+  const int32_t pair_items = IsUniform(work) ? work.items_max : 0;
   const int32_t of_cta = ShareOf(static_cast<int32_t>(work.items), shape.ctas, pair_items,
                                  CtaSlack(shape.warps, kernel.grain));
   const int32_t of_warp = ShareOf(of_cta, shape.warps, pair_items, 0);
@@ -55,16 +133,18 @@ LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int
   const int32_t shared_max =
       is_short ? device.shared_per_multiprocessor / 2 - kSharedReserve : device.shared_per_cta;
   const auto fits = [&](int32_t bytes) { return kernel.shared_bytes(rows_count, shape) <= bytes; };
-  shape.stages = shape.warps > kWarps / 2 ? kStagesOfManyWarps : kStagesOfFewWarps;
+  shape.stages =
+      shape.warps > kWarps / 2 ? StagesOf(kernel) : std::max(StagesOf(kernel), kStagesOfFewWarps);
   shape.stages = std::min(shape.stages, of_warp);
   while (!fits(shared_max) && shape.stages > 2) --shape.stages;
   while (!fits(device.shared_per_cta) && shape.stages > 1) --shape.stages;
   while (!fits(device.shared_per_cta) && shape.warps > 1) --shape.warps;
+  shape.lets_next_late = handful == 0 && of_warp > kLateUnitsMin;
   return shape;
 }
 
 int64_t ShapePiecesMax(const DeviceLimits& device) {
-  return PiecesNeeded({device.multiprocessors, kWarps, 1});
+  return PiecesNeeded({device.multiprocessors, kWarps, 1, false, 0, 0});
 }
 
 int32_t ShapeCtasMax(const DeviceLimits& device) { return device.multiprocessors; }

@@ -1,6 +1,6 @@
 // kernels/cuda/launch_shape.h: how many CTAs, warps and stages a decode launch gets. Nothing but
 // speed depends on it: the kernels cut any amount of work over any shape, so a captured launch
-// stays right when its rows' lengths change.
+// stays right when its rows' lengths change (not their query tokens or heads).
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@ struct LaunchWork {
   int64_t items;  // batch_invariant: what may not be cut; else units
   int64_t pairs;
   int32_t items_max;  // of a pair
+  int32_t row_pairs;  // pairs of each row, when nothing forbids a cut and all have as many; else 0
 };
 LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grain,
                       bool batch_invariant);
@@ -29,7 +30,7 @@ LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grai
 LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int32_t rows_count,
                      const LaunchWork& work);
 
-// Pieces and CTAs of any shape that ShapeFor gives on this device, at most.
+// Pieces, and CTAs that share them, of any shape that ShapeFor gives on this device, at most.
 int64_t ShapePiecesMax(const DeviceLimits& device);
 int32_t ShapeCtasMax(const DeviceLimits& device);
 

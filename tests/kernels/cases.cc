@@ -182,6 +182,35 @@ void AddMixedRows(std::vector<Case>& cases) {
   }
 }
 
+// Rows all alike, which a backend may serve another way than mixed ones: few and long, few and
+// short, and more pairs than a device has multiprocessors.
+void AddEqualRows(std::vector<Case>& cases, const std::vector<int32_t>& head_dims) {
+  struct Kind {
+    int32_t rows;
+    int32_t kv_heads;
+    int32_t seq_len;
+    int32_t q_len;
+    int32_t group;
+  };
+  constexpr Kind kKinds[] = {{1, 1, 2500, 1, 8}, {2, 2, 700, 2, 8},  {1, 8, 1024, 1, 5},
+                             {16, 2, 77, 1, 8},  {3, 5, 513, 1, 16}, {70, 2, 130, 1, 3},
+                             {140, 1, 50, 1, 1}};
+  for (const Precision precision : kPrecisions) {
+    for (const int32_t head_dim : head_dims) {
+      for (size_t i = 0; i < std::size(kKinds); ++i) {
+        const Kind& kind = kKinds[i];
+        Case c = Make("equal_rows", precision, head_dim, kind.group);
+        Row row = AtEnd(kind.seq_len, kind.q_len, kind.kv_heads);
+        row.window = i % 3 == 2 ? kind.seq_len - 20 : 0;
+        row.softcap = i % 4 == 1 ? 20.0F : 0.0F;
+        row.sinks = i % 2 == 1;
+        c.rows.assign(kind.rows, row);
+        cases.push_back(c);
+      }
+    }
+  }
+}
+
 void AddData(std::vector<Case>& cases, const std::vector<int32_t>& head_dims) {
   struct Kind {
     const char* name;
@@ -314,6 +343,7 @@ std::vector<Case> Cases(Set set) {
   AddWindows(cases, full ? std::vector<int32_t>{64, 80, 128} : std::vector<int32_t>{64});
   AddSinksAndSoftcaps(cases);
   AddMixedRows(cases);
+  AddEqualRows(cases, full ? std::vector<int32_t>{64, 80, 128, 256} : std::vector<int32_t>{128});
   AddData(cases, full ? std::vector<int32_t>{80, 128, 256} : std::vector<int32_t>{64});
   if (full) {
     AddQueries(cases);

@@ -120,12 +120,42 @@ TEST(LaunchShape, FitsTheDeviceForEveryKernelAndLength) {
           EXPECT_GE(shape.warps, 1);
           EXPECT_LE(shape.warps, kernel.warps_max);
           EXPECT_GE(shape.stages, 1);
+          if (shape.cluster > 0) {
+            EXPECT_EQ(shape.ctas, work.pairs * shape.cluster);
+            continue;  // leaves no pieces
+          }
           EXPECT_LE(PiecesNeeded(shape), ShapePiecesMax(device));
           EXPECT_LE(shape.ctas, ShapeCtasMax(device));
         }
       }
     }
   }
+}
+
+LaunchShape ShapeOf(int32_t sm, Precision precision, const std::vector<DecodeRow>& rows,
+                    bool batch_invariant) {
+  const DecodeKernel& kernel = *FindDecodeKernel(sm, precision, 128, 8);
+  return ShapeFor(kernel, {132, 233472, 232448}, static_cast<int32_t>(rows.size()),
+                  WorkOfRows(rows, 8, kernel.grain, batch_invariant));
+}
+
+TEST(LaunchShape, GivesFewEqualShortPairsAClusterEach) {
+  const std::vector<DecodeRow> one(1, RowOf(1023, 1, 0));  // 3 pairs
+  EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, one, false).cluster, 4);
+  const std::vector<DecodeRow> ten(10, RowOf(1023, 1, 0));  // 30 pairs
+  EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, ten, false).cluster, 2);
+  EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, ten, false).row_pairs, 3);
+}
+
+TEST(LaunchShape, CutsWhatClustersCannotServe) {
+  std::vector<DecodeRow> rows(10, RowOf(1023, 1, 0));
+  EXPECT_EQ(ShapeOf(80, Precision::kFp8Kv, rows, false).cluster, 0);  // not Hopper
+  EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, rows, true).cluster, 0);   // cut by the row alone
+  rows[3].pos = 99;
+  EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, rows, false).cluster, 0);  // of other lengths
+  rows[3] = rows[2];
+  rows[3].kv_heads = 6;
+  EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, rows, false).cluster, 0);  // of other numbers of pairs
 }
 
 // "sm head_dim columns precision" of each instantiation in a folder of inst/.

@@ -134,7 +134,7 @@ __device__ __forceinline__ void CombineInCta(const DecodeArgs& args, const CtaCu
   float* left = CtaPiece<T>(args, warps, blockIdx.x, begins_here);
   ForColumns<T>(team, pair.columns, [&](int32_t column, int32_t dim) {
     const Merged merged = MergePieces<T, true>(
-        count, [&](int32_t i) { return list.at[first + i]; }, column, dim);
+        count, [&](int32_t i) { return list.at[first + i] + column * T::kPieceStride; }, dim);
     if (whole) {
       WriteMerged<T>(args, owner.row, pair, merged, column, dim);
       return;
@@ -159,7 +159,8 @@ __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner&
   const auto in_global = [&](int32_t i) { return CtaPiece<T>(args, warps, first + i, i == 0); };
   if (count * T::kPieceBytes > shared_bytes) {
     ForColumns<T>(all, pair.columns, [&](int32_t column, int32_t dim) {
-      const Merged merged = MergePieces<T, false>(count, in_global, column, dim);
+      const Merged merged = MergePieces<T, false>(
+          count, [&](int32_t i) { return in_global(i) + column * T::kPieceStride; }, dim);
       WriteMerged<T>(args, owner.row, pair, merged, column, dim);
     });
     return;
@@ -171,11 +172,10 @@ __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner&
   }
   WaitForCopies();
   __syncthreads();
-  const auto in_shared = [&](int32_t i) {
-    return reinterpret_cast<const float*>(shared + i * T::kPieceBytes);
-  };
   ForColumns<T>(all, pair.columns, [&](int32_t column, int32_t dim) {
-    const Merged merged = MergePieces<T, true>(count, in_shared, column, dim);
+    const float* of_column = reinterpret_cast<const float*>(shared) + column * T::kPieceStride;
+    const Merged merged = MergePieces<T, true>(
+        count, [&](int32_t i) { return of_column + i * (T::kPieceBytes / 4); }, dim);
     WriteMerged<T>(args, owner.row, pair, merged, column, dim);
   });
   __syncthreads();

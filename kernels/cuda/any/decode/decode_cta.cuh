@@ -57,7 +57,7 @@ class Worker {
  public:
   __device__ __forceinline__ Worker(const DecodeArgs& args, const WorkMap& map, Range units,
                                     int32_t row, uint8_t* ring, int32_t ring_bytes, uint8_t* query,
-                                    WarpState& state, PieceMarks& marks)
+                                    WarpState& state, PieceMarks& marks, bool let_next)
       : args_(args),
         map_(map),
         units_(units),
@@ -66,6 +66,7 @@ class Worker {
         query_(query),
         state_(state),
         marks_(marks),
+        let_next_(let_next),
         row_(row) {
     if (Lane() == 0) marks_.head.units.first = marks_.tail.units.first = -1;
     __syncwarp();
@@ -73,7 +74,7 @@ class Worker {
   }
 
   // All but the look at the first pair, which reads rows alone. The queries have to be there.
-  __device__ __forceinline__ void Run(Pipeline<T, Ring>& pipeline) {
+  __device__ __forceinline__ void Run(Pipeline<T, Ring, CutSource<T>>& pipeline) {
     if (!HasWork()) return;
     if constexpr (!T::kQueryInShared) Fetch(0);
     int32_t slot = 0;
@@ -87,28 +88,19 @@ class Worker {
   __device__ __forceinline__ bool HasWork() const { return units_.first < units_.end; }
   __device__ __forceinline__ static int32_t Lane() { return threadIdx.x % kWarpLanes; }
 
-  // A row, copied by the lanes together.
-  __device__ __forceinline__ static void CopyRow(const DecodeRow& from, DecodeRow& to) {
-    constexpr int32_t kWords = sizeof(DecodeRow) / 4;
-    static_assert(kWords <= kWarpLanes);
-    if (Lane() < kWords) {
-      reinterpret_cast<uint32_t*>(&to)[Lane()] = reinterpret_cast<const uint32_t*>(&from)[Lane()];
-    }
-  }
-
   // Says that the warp leaves a piece of this pair.
   __device__ __forceinline__ static void Mark(const DecodeRow& row, const Pair& pair,
                                               DecodeRow& row_mark, Pair& mark) {
-    CopyRow(row, row_mark);
+    CopyRow(row, row_mark, Lane());
     if (Lane() == 0) mark = pair;
   }
 
   // Fills a slot of the state with the pair of a unit at or after the row last looked at.
   __device__ __forceinline__ void Look(int32_t unit, int32_t slot) {
     while (unit >= map_.units[row_ + 1]) ++row_;
-    CopyRow(args_.rows[row_], state_.row[slot]);
+    CopyRow(args_.rows[row_], state_.row[slot], Lane());
     __syncwarp();
-    const Pair pair = PairAt<T>(args_, map_, state_.row[slot], row_, unit);
+    const Pair pair = PairAt(args_, T::kGrain, map_, state_.row[slot], row_, unit);
     if (Lane() == 0) state_.pair[slot] = pair;
     __syncwarp();
   }
@@ -118,8 +110,8 @@ class Worker {
   }
 
   // One pair's part of the range, from unit `begin` on. Returns its end.
-  __device__ __forceinline__ int32_t AttendPair(Pipeline<T, Ring>& pipeline, int32_t begin,
-                                                int32_t slot) {
+  __device__ __forceinline__ int32_t AttendPair(Pipeline<T, Ring, CutSource<T>>& pipeline,
+                                                int32_t begin, int32_t slot) {
     const int32_t lane = Lane();
     const DecodeRow& row = state_.row[slot];
     const Pair& pair = state_.pair[slot];
@@ -132,19 +124,12 @@ class Worker {
       Look(end, slot ^ 1);
       if constexpr (!T::kQueryInShared) Fetch(slot ^ 1);
     }
-    const ScoreTerms terms = TermsOf<T>(row);
-    const int2 seen_by_all = SeenByAll(row);
     Accumulator<T> acc;
     acc.Clear();
-    int32_t token = (pair.first_unit + begin - pair.units.first) * T::kUnitTokens;
-    for (int32_t unit = begin; unit < end; ++unit, token += T::kUnitTokens) {
-      uint8_t* bytes = pipeline.Wait();
-      const bool is_edge = token < seen_by_all.x || token + T::kUnitTokens > seen_by_all.y;
-      const Visibility seen = VisibilityOf(row, args_.group_inverse, pair.column_first);
-      AttendUnit<T>(bytes, token, is_edge, lane, q, terms, seen, acc);
-      if (!T::kFp8 && is_edge) Ring::OrderStoresBeforeCopies();  // ClearUnseenV stored
-      pipeline.Release();
-    }
+    const int32_t token = (pair.first_unit + begin - pair.units.first) * T::kUnitTokens;
+    const Attention<T> attention = {row, args_.group_inverse, pair.column_first};
+    AttendUnits<T, Ring>(pipeline, attention, {token, T::kUnitTokens, end - begin}, lane, q, acc,
+                         let_next_);
     Close<T>(acc);
     Leave(acc, {begin, end}, row, pair);
     return end;
@@ -202,11 +187,13 @@ class Worker {
   const QueryStage<T> query_;
   WarpState& state_;
   PieceMarks& marks_;
-  int32_t row_;  // looked at last
+  const bool let_next_;  // AttendUnits
+  int32_t row_;          // looked at last
 };
 
 template <class T, class Ring>
-__device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages) {
+__device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages,
+                                          bool lets_next_late) {
   extern __shared__ __align__(128) uint8_t shared[];
   const int32_t warps = blockDim.x / kWarpLanes;
   const int32_t warp = threadIdx.x / kWarpLanes;
@@ -214,11 +201,9 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   PieceList& list = *reinterpret_cast<PieceList*>(shared + layout.pieces);
   uint8_t* rings = shared + layout.rings;
 
-  if (args.cache == CacheState::kSettled) LetNextLaunchStart();
-  const WorkMap map = MapWork<T>(args, reinterpret_cast<int32_t*>(shared + layout.map));
+  if (args.cache == CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
+  const WorkMap map = MapWork(args, T::kGrain, reinterpret_cast<int32_t*>(shared + layout.map));
   const int32_t items = map.items[map.rows_count];
-  // A pair cut between CTAs waits for the slowest and is read back: as long as two more units a
-  // warp.
   const int32_t share = ShareOf(items, gridDim.x, map.uniform, CtaSlack(warps, T::kGrain));
   const Range cta_items = ShareAt({0, items}, share, blockIdx.x);
   const int32_t warp_share = ShareOf(cta_items.end - cta_items.first, warps, map.uniform, 0);
@@ -228,16 +213,17 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
 
   uint8_t* ring = rings + warp * layout.ring_bytes;
   const int32_t row = RowOf(map.units, map.rows_count, units.first);
-  Pipeline<T, Ring> pipeline(args, map, units, row, stages, ring,
-                             reinterpret_cast<uint64_t*>(shared + layout.full) + warp * stages);
+  Pipeline<T, Ring, CutSource<T>> pipeline(
+      {args, map, row}, units, stages, ring,
+      reinterpret_cast<uint64_t*>(shared + layout.full) + warp * stages);
   // The first reader after a writer lets the next launch start only when the writer is done.
   if (args.cache == CacheState::kUnsettled) WaitForPreviousLaunch();
   pipeline.Start(args.cache == CacheState::kBelowQueries);
   Worker<T, Ring> worker(
       args, map, units, row, ring, layout.ring_bytes, ring + stages * T::kUnitBytes,
-      reinterpret_cast<WarpState*>(shared + layout.states)[warp], list.marks[warp]);
+      reinterpret_cast<WarpState*>(shared + layout.states)[warp], list.marks[warp], lets_next_late);
   WaitForPreviousLaunch();
-  if (args.cache != CacheState::kSettled) LetNextLaunchStart();
+  if (args.cache != CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
   pipeline.Start(false);
   if (args.batch_invariant && blockIdx.x == 0) {
     for (int32_t r = threadIdx.x; r < map.rows_count; r += blockDim.x) {

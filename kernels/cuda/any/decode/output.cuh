@@ -167,40 +167,64 @@ struct Merged {
   float4 o;
   float max;
   float sum;
+
+  // Counts what is there over a maximum that is not lower.
+  __device__ __forceinline__ void RaiseTo(float new_max) {
+    const float weight = Exp2(max - new_max);
+    max = new_max;
+    sum *= weight;
+    o = {o.x * weight, o.y * weight, o.z * weight, o.w * weight};
+  }
+
+  // A piece's part: terms are its maximum, not above ours, and its sum.
+  __device__ __forceinline__ void Add(float2 terms, float4 piece) {
+    const float weight = Exp2(terms.x - max);
+    sum = fmaf(weight, terms.y, sum);
+    o.x = fmaf(weight, piece.x, o.x);
+    o.y = fmaf(weight, piece.y, o.y);
+    o.z = fmaf(weight, piece.z, o.z);
+    o.w = fmaf(weight, piece.w, o.w);
+  }
 };
 
-// at(i): piece i. kCached: pieces of this CTA; others are read past the first-level cache, which
-// may hold an older launch's.
-template <class T, bool kCached, class At>
-__device__ __forceinline__ Merged MergePieces(int32_t count, const At& at, int32_t column,
-                                              int32_t dim) {
-  const auto load2 = [](const float* from) {
-    const float2* p = reinterpret_cast<const float2*>(from);
-    return kCached ? *p : __ldcg(p);
-  };
-  const auto load4 = [](const float* from) {
-    const float4* p = reinterpret_cast<const float4*>(from);
-    return kCached ? *p : __ldcg(p);
-  };
+// Merges what load(i, terms, o) gives for i in [0, count). Loads of kPiecesAtOnce pieces are under
+// way together, since each takes longer than all of the arithmetic.
+inline constexpr int32_t kPiecesAtOnce = 8;
+
+template <class Load>
+__device__ __forceinline__ Merged MergeAll(int32_t count, const Load& load) {
   Merged merged{{0.0F, 0.0F, 0.0F, 0.0F}, kEmptyMax, 0.0F};
-#pragma unroll 4
-  for (int32_t i = 0; i < count; ++i) {
-    const float2 terms = load2(at(i) + column * T::kPieceStride + T::kHeadDim);
-    merged.max = fmaxf(merged.max, terms.x);
-  }
-#pragma unroll 4
-  for (int32_t i = 0; i < count; ++i) {
-    const float* row = at(i) + column * T::kPieceStride;
-    const float2 terms = load2(row + T::kHeadDim);
-    const float4 o = load4(row + dim);
-    const float weight = Exp2(terms.x - merged.max);
-    merged.sum = fmaf(weight, terms.y, merged.sum);
-    merged.o.x = fmaf(weight, o.x, merged.o.x);
-    merged.o.y = fmaf(weight, o.y, merged.o.y);
-    merged.o.z = fmaf(weight, o.z, merged.o.z);
-    merged.o.w = fmaf(weight, o.w, merged.o.w);
+#pragma unroll 1
+  for (int32_t first = 0; first < count; first += kPiecesAtOnce) {
+    float2 terms[kPiecesAtOnce];
+    float4 o[kPiecesAtOnce];
+    float max = merged.max;
+#pragma unroll
+    for (int32_t i = 0; i < kPiecesAtOnce; ++i) {
+      terms[i] = {kEmptyMax, 0.0F};
+      o[i] = {0.0F, 0.0F, 0.0F, 0.0F};
+      if (first + i < count) load(first + i, terms[i], o[i]);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kPiecesAtOnce; ++i) max = fmaxf(max, terms[i].x);
+    merged.RaiseTo(max);
+#pragma unroll
+    for (int32_t i = 0; i < kPiecesAtOnce; ++i) merged.Add(terms[i], o[i]);
   }
   return merged;
+}
+
+// at(i): the column in piece i. kCached: pieces of this CTA; others are read past the first-level
+// cache, which may hold an older launch's.
+template <class T, bool kCached, class At>
+__device__ __forceinline__ Merged MergePieces(int32_t count, const At& at, int32_t dim) {
+  return MergeAll(count, [&](int32_t i, float2& terms, float4& o) {
+    const float* piece = at(i);
+    const auto* piece_terms = reinterpret_cast<const float2*>(piece + T::kHeadDim);
+    const auto* piece_o = reinterpret_cast<const float4*>(piece + dim);
+    terms = kCached ? *piece_terms : __ldcg(piece_terms);
+    o = kCached ? *piece_o : __ldcg(piece_o);
+  });
 }
 
 // Four dimensions of one column of a pair, whole.

@@ -9,19 +9,14 @@
 namespace fp8kvd::kernels::cuda {
 
 // Ring says how bytes travel: kArrivals, Init, Copy (all lanes call it; `owner` has the source),
-// Wait.
-template <class T, class Ring>
+// Wait. Source says where a unit comes from: UnitSource At(unit), called with ascending
+// units.
+template <class T, class Ring, class Source>
 class Pipeline {
  public:
-  __device__ __forceinline__ Pipeline(const DecodeArgs& args, const WorkMap& map, Range units,
-                                      int32_t row, int32_t stages, uint8_t* ring, uint64_t* full)
-      : args_(args),
-        map_(map),
-        units_(units),
-        stages_(stages),
-        ring_(ring),
-        full_(full),
-        row_(row) {
+  __device__ __forceinline__ Pipeline(const Source& source, Range units, int32_t stages,
+                                      uint8_t* ring, uint64_t* full)
+      : source_(source), units_(units), stages_(stages), ring_(ring), full_(full) {
     lane_ = threadIdx.x % kWarpLanes;
     for (int32_t s = lane_; s < stages_; s += kWarpLanes) Ring::Init(full_ + s);
     Ring::FenceInit();
@@ -31,11 +26,12 @@ class Pipeline {
   // Sets out as many units as the ring holds; with below_queries no more than up to the first that
   // has keys at or after its row's pos. A second call goes on where the first one stopped.
   __device__ __forceinline__ void Start(bool below_queries) {
-    const int32_t count = min(stages_, units_.end - units_.first);
+    const int32_t count = min(stages_, Units());
     while (issued_ < count) {
-      LookUp();
-      if (below_queries && !__shfl_sync(kAllLanes, source_.below_query, issued_ % kWarpLanes))
-        break;
+      LookUp(issued_);
+      if (below_queries && !__shfl_sync(kAllLanes, found_.below_query, issued_ % kWarpLanes)) {
+        return;
+      }
       Issue(issued_);
     }
   }
@@ -46,11 +42,21 @@ class Pipeline {
     return ring_ + stage_ * T::kUnitBytes;
   }
 
+  __device__ __forceinline__ bool HoldsTwo() const { return stages_ > 1; }
+
+  // The unit after that, while the ring still holds the one before (HoldsTwo).
+  __device__ __forceinline__ uint8_t* WaitForNext() {
+    const bool wraps = stage_ + 1 == stages_;
+    const int32_t next = wraps ? 0 : stage_ + 1;
+    Ring::Wait(full_ + next, phase_ ^ (wraps ? 1U : 0U));
+    return ring_ + next * T::kUnitBytes;
+  }
+
   // All lanes are done with the unit; another one takes its place.
   __device__ __forceinline__ void Release() {
     __syncwarp();
-    if (issued_ < units_.end - units_.first) {
-      LookUp();
+    if (issued_ < Units()) {
+      LookUp(issued_);
       Issue(stage_);
     }
     if (++stage_ == stages_) {
@@ -59,33 +65,36 @@ class Pipeline {
     }
   }
 
+  // All units are on their way or here.
+  __device__ __forceinline__ bool IsDrained() const { return issued_ == Units(); }
+
  private:
+  __device__ __forceinline__ int32_t Units() const { return units_.end - units_.first; }
+
   // Lanes look up one unit each, 32 at a time, and keep the source until its turn comes.
-  __device__ __forceinline__ void LookUp() {
-    if (issued_ != looked_up_) return;
-    const int32_t unit = units_.first + issued_ + lane_;
-    if (unit < units_.end) source_ = SourceOf<T>(args_, map_, unit, row_);
+  __device__ __forceinline__ void LookUp(int32_t index) {
+    if (index < looked_up_) return;
+    const int32_t unit = units_.first + looked_up_ + lane_;
+    if (unit < units_.end) found_ = source_.At(unit);
     looked_up_ += kWarpLanes;
   }
 
   __device__ __forceinline__ void Issue(int32_t stage) {
-    Ring::Copy(ring_ + stage * T::kUnitBytes, source_, issued_ % kWarpLanes, lane_, full_ + stage);
+    Ring::Copy(ring_ + stage * T::kUnitBytes, found_, issued_ % kWarpLanes, lane_, full_ + stage);
     ++issued_;
   }
 
-  const DecodeArgs& args_;
-  const WorkMap& map_;
+  Source source_;
   const Range units_;
   const int32_t stages_;
   uint8_t* const ring_;
   uint64_t* const full_;
   int32_t lane_;
-  int32_t row_;  // of the unit looked up last
   int32_t issued_ = 0;
   int32_t looked_up_ = 0;
   int32_t stage_ = 0;
   uint32_t phase_ = 0;
-  UnitSource source_{};
+  UnitSource found_{};
 };
 
 }  // namespace fp8kvd::kernels::cuda

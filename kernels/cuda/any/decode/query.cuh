@@ -73,6 +73,46 @@ class QueryStage {
   uint8_t* shared_;
 };
 
+// Where a lane's part of a pair's query lies: found out before the query may be read, so that one
+// load is all that comes after. For queries that fit registers.
+template <class T>
+class QueryPlace {
+ public:
+  __device__ __forceinline__ QueryPlace(const DecodeArgs& args, const DecodeRow& row,
+                                        const Pair& pair, int32_t lane) {
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+      const int32_t column = 8 * n + lane / 4;
+      const int64_t element = PlaceOf(row, pair, args, column).index * T::kHeadDim;
+      from_[n] = column < pair.columns ? row.q + element : nullptr;
+    }
+  }
+
+  __device__ __forceinline__ void Load(int32_t lane, Query<T>& q) const {
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+      for (int32_t c = 0; c < (T::kDimTiles + 1) / 2; ++c) {
+        uint4 x{};
+        if (from_[n] != nullptr) {
+          const uint16_t* chunk = from_[n] + c * kChunkDims;
+          if (c < T::kChunks) {
+            x = __ldcg(reinterpret_cast<const uint4*>(chunk + 8 * (lane % 4)));
+          } else {
+            const uint2 half = __ldcg(reinterpret_cast<const uint2*>(chunk + 4 * (lane % 4)));
+            x = {half.x, half.y, 0U, 0U};
+          }
+        }
+        if constexpr (T::kFp8) x = {ScaleUp(x.x), ScaleUp(x.y), ScaleUp(x.z), ScaleUp(x.w)};
+        q.Set(n, c, x);
+      }
+    }
+  }
+
+ private:
+  const uint16_t* from_[T::kNTiles];
+};
+
 template <class T>
 __device__ __forceinline__ ScoreTerms TermsOf(const DecodeRow& row) {
   ScoreTerms terms;
@@ -83,15 +123,101 @@ __device__ __forceinline__ ScoreTerms TermsOf(const DecodeRow& row) {
   return terms;
 }
 
-// A unit, whose first token is `token`. is_edge: see AttendTiles.
+// What a warp needs of a pair to attend its units.
 template <class T>
-__device__ __forceinline__ void AttendUnit(uint8_t* unit, int32_t token, bool is_edge, int32_t lane,
-                                           const Query<T>& q, const ScoreTerms& terms,
-                                           const Visibility& seen, Accumulator<T>& acc) {
+struct Attention {
+  const DecodeRow& row;
+  int32_t group_inverse;
+  int32_t column_first;
+  const ScoreTerms terms = TermsOf<T>(row);
+  const int2 seen_by_all = SeenByAll(row);
+
+  __device__ __forceinline__ bool IsEdge(int32_t token) const {
+    return token < seen_by_all.x || token + T::kUnitTokens > seen_by_all.y;
+  }
+  __device__ __forceinline__ void Score(Tiles<T>& tiles, int32_t token, bool is_edge, int32_t lane,
+                                        Accumulator<T>& acc) const {
+    tiles.Score(
+        token, is_edge, lane, terms, [&] { return VisibilityOf(row, group_inverse, column_first); },
+        acc);
+  }
+};
+
+// Units of a pair: the first one's first token, how far each later one's is further on (tokens), and
+// how many there are, at least one.
+struct Stretch {
+  int32_t token;
+  int32_t stride;
+  int32_t units;
+};
+
+// The pipeline's next units, all of one pair, one step of T::kTilesAtOnce tiles after the other.
+// let_next: lets the next launch start when the last of the pipeline's units is on its way.
+template <class T, class Ring, class Pipeline>
+__device__ __forceinline__ void AttendOneByOne(Pipeline& pipeline, const Attention<T>& attention,
+                                               Stretch stretch, int32_t lane, const Query<T>& q,
+                                               Accumulator<T>& acc, bool let_next) {
+  Tiles<T> tiles;
+  int32_t token = stretch.token;
+  for (int32_t i = 0; i < stretch.units; ++i, token += stretch.stride) {
+    uint8_t* unit = pipeline.Wait();
+    const bool is_edge = attention.IsEdge(token);
 #pragma unroll 1
-  for (int32_t m = 0; m < T::kUnitTiles; m += T::kTilesAtOnce) {
-    AttendTiles<T, T::kTilesAtOnce>(unit + m * T::kTileBytes, token + m * kTileTokens, is_edge,
-                                    lane, q, terms, seen, acc);
+    for (int32_t m = 0; m < T::kUnitTiles; m += T::kTilesAtOnce) {
+      tiles.Begin(unit + m * T::kTileBytes, lane, q);
+      attention.Score(tiles, token + m * kTileTokens, is_edge, lane, acc);
+      tiles.End(lane, acc);
+    }
+    if (!T::kFp8 && is_edge) Ring::OrderStoresBeforeCopies();  // ClearUnseenV stored
+    pipeline.Release();
+    if (let_next && pipeline.IsDrained()) LetNextLaunchStart();
+  }
+}
+
+// The same with two steps in work at a time, where the ring holds two units.
+template <class T, class Ring, class Pipeline>
+__device__ __forceinline__ void AttendInTurns(Pipeline& pipeline, const Attention<T>& attention,
+                                              Stretch stretch, int32_t lane, const Query<T>& q,
+                                              Accumulator<T>& acc, bool let_next) {
+  Tiles<T> tiles;
+  int32_t token = stretch.token;
+  uint8_t* unit = pipeline.Wait();
+  tiles.Begin(unit, lane, q);
+  for (int32_t i = 1;; ++i, token += stretch.stride) {
+    const bool is_edge = attention.IsEdge(token);
+    attention.Score(tiles, token, is_edge, lane, acc);
+#pragma unroll 1
+    for (int32_t m = T::kTilesAtOnce; m < T::kUnitTiles; m += T::kTilesAtOnce) {
+      tiles.Turn(unit + m * T::kTileBytes, lane, q, acc);
+      attention.Score(tiles, token + m * kTileTokens, is_edge, lane, acc);
+    }
+    const bool is_last = i == stretch.units;
+    const bool turns = !is_last && pipeline.HoldsTwo();
+    if (turns) {
+      unit = pipeline.WaitForNext();
+      tiles.Turn(unit, lane, q, acc);
+    } else {
+      tiles.End(lane, acc);
+    }
+    if (!T::kFp8 && is_edge) Ring::OrderStoresBeforeCopies();
+    pipeline.Release();
+    if (let_next && pipeline.IsDrained()) LetNextLaunchStart();
+    if (is_last) return;
+    if (!turns) {
+      unit = pipeline.Wait();
+      tiles.Begin(unit, lane, q);
+    }
+  }
+}
+
+template <class T, class Ring, class Pipeline>
+__device__ __forceinline__ void AttendUnits(Pipeline& pipeline, const Attention<T>& attention,
+                                            Stretch stretch, int32_t lane, const Query<T>& q,
+                                            Accumulator<T>& acc, bool let_next) {
+  if constexpr (T::kTurns) {
+    AttendInTurns<T, Ring>(pipeline, attention, stretch, lane, q, acc, let_next);
+  } else {
+    AttendOneByOne<T, Ring>(pipeline, attention, stretch, lane, q, acc, let_next);
   }
 }
 

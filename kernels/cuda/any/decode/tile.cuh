@@ -102,45 +102,68 @@ __device__ __forceinline__ void HalfChunkScores(const uint8_t* k, int32_t lane, 
   }
 }
 
-// Scores of a tile's tokens g and g + 8 (s[n][0..1], s[n][2..3]), scaled and capped. With few N
-// tiles there are two chains of products, since one would wait for itself.
+// Products of a tile's tokens g and g + 8 (0..1, 2..3) with the query columns, not yet scaled. With
+// few N tiles there are two chains of products, since one would wait for itself.
 template <class T>
-__device__ __forceinline__ void TileScores(const uint8_t* tile, int32_t lane, const Query<T>& q,
-                                           const ScoreTerms& terms, float (&s)[T::kNTiles][4]) {
-  constexpr bool kTwoChains = T::kNTiles <= 2;
-  float odd[T::kNTiles][4];
-#pragma unroll
-  for (int32_t n = 0; n < T::kNTiles; ++n) {
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) s[n][i] = odd[n][i] = 0.0F;
-  }
-#pragma unroll
-  for (int32_t c = 0; c < T::kChunks; ++c) {
-    ChunkScores<T>(tile, c, lane, q, s, kTwoChains ? odd : s);
-  }
-  if constexpr (T::kHalfChunk) HalfChunkScores<T>(tile, lane, q, s);
+struct Products {
+  static constexpr bool kTwoChains = T::kNTiles <= 2;
+  float even[T::kNTiles][4];
+  float odd[kTwoChains ? T::kNTiles : 1][4];
 
-  float factor[2] = {terms.factor, terms.factor};
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) even[n][i] = odd[kTwoChains ? n : 0][i] = 0.0F;
+    }
+  }
+
+  // Adds one chunk of the tile's K; chunk kChunks is the half one.
+  __device__ __forceinline__ void Add(const uint8_t* tile, int32_t chunk, int32_t lane,
+                                      const Query<T>& q) {
+    if (chunk == T::kChunks) {
+      if constexpr (T::kHalfChunk) HalfChunkScores<T>(tile, lane, q, even);
+    } else if constexpr (kTwoChains) {
+      ChunkScores<T>(tile, chunk, lane, q, even, odd);
+    } else {
+      ChunkScores<T>(tile, chunk, lane, q, even, even);
+    }
+  }
+
+  // factor: of tokens g and g + 8.
+  __device__ __forceinline__ void Scale(const float (&factor)[2], float (&s)[T::kNTiles][4]) const {
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) {
+        const float sum = kTwoChains ? even[n][i] + odd[kTwoChains ? n : 0][i] : even[n][i];
+        s[n][i] = sum * factor[i / 2];
+      }
+    }
+  }
+};
+
+// What turns the products of tokens g and g + 8 into scores.
+template <class T>
+__device__ __forceinline__ void ScoreFactors(const uint8_t* tile, int32_t lane,
+                                             const ScoreTerms& terms, float (&factor)[2]) {
+  factor[0] = factor[1] = terms.factor;
   if constexpr (T::kFp8) {
     const float* k_scale = reinterpret_cast<const float*>(tile + TileKScales(T::kHeadDim));
     factor[0] *= k_scale[lane / 4];
     factor[1] *= k_scale[lane / 4 + 8];
   }
+}
+
+// cap * tanh(s / cap), as 1 - 2 / (1 + e^2x): its error is one of the result's size.
+template <class T>
+__device__ __forceinline__ void CapScores(const ScoreTerms& terms, float (&s)[T::kNTiles][4]) {
 #pragma unroll
   for (int32_t n = 0; n < T::kNTiles; ++n) {
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
-      s[n][i] = (kTwoChains ? s[n][i] + odd[n][i] : s[n][i]) * factor[i / 2];
-    }
-  }
-  if (terms.cap != 0.0F) {
-#pragma unroll
-    for (int32_t n = 0; n < T::kNTiles; ++n) {
-#pragma unroll
-      for (int32_t i = 0; i < 4; ++i) {
-        // cap * tanh(s / cap), as 1 - 2 / (1 + e^2x): its error is one of the result's size.
-        s[n][i] = terms.cap - 2.0F * terms.cap / (1.0F + Exp2(s[n][i] * terms.two_over_cap));
-      }
+      const float denominator = 1.0F + Exp2(s[n][i] * terms.two_over_cap);
+      s[n][i] = terms.cap - 2.0F * terms.cap * Reciprocal(denominator);
     }
   }
 }
@@ -215,36 +238,35 @@ __device__ __forceinline__ void VScales(const uint8_t* tile, int32_t lane, float
   }
 }
 
-// o += V P.
+// o += V P for one chunk of dimensions; chunk kChunks is the half one.
 template <class T>
-__device__ __forceinline__ void AccumulateTile(const uint8_t* v, int32_t lane,
-                                               const uint32_t (&p)[T::kNTiles][2],
-                                               Accumulator<T>& acc) {
+__device__ __forceinline__ void AccumulateChunk(const uint8_t* v, int32_t c, int32_t lane,
+                                                const uint32_t (&p)[T::kNTiles][2],
+                                                Accumulator<T>& acc) {
+  uint32_t a[8];
+  const uint8_t* chunk = v + c * kChunkDims * kTileTokens * (T::kFp8 ? 1 : 2);
+  const bool whole = c < T::kChunks;
+  if constexpr (T::kFp8) {
+    const uint4 x = whole ? reinterpret_cast<const uint4*>(chunk)[lane] : uint4{};
+    const uint2 y = whole ? uint2{x.x, x.y} : reinterpret_cast<const uint2*>(chunk)[lane];
+    const uint32_t words[4] = {y.x, y.y, x.z, x.w};
 #pragma unroll
-  for (int32_t d = 0; d < T::kDimTiles; d += 2) {
-    uint32_t a[8];
-    const uint8_t* chunk = v + (d / 2) * kChunkDims * kTileTokens * (T::kFp8 ? 1 : 2);
-    const bool whole = d + 1 < T::kDimTiles;
-    if constexpr (T::kFp8) {
-      const uint4 x = whole ? reinterpret_cast<const uint4*>(chunk)[lane] : uint4{};
-      const uint2 y = whole ? uint2{x.x, x.y} : reinterpret_cast<const uint2*>(chunk)[lane];
-      const uint32_t words[4] = {y.x, y.y, x.z, x.w};
-#pragma unroll
-      for (int32_t i = 0; i < 4; ++i) {
-        a[2 * i] = ExpandA(words[i]);
-        a[2 * i + 1] = ExpandB(words[i]);
-      }
-    } else {
-      const uint4 x = reinterpret_cast<const uint4*>(chunk)[lane];
-      const uint4 y = whole ? reinterpret_cast<const uint4*>(chunk)[kWarpLanes + lane] : uint4{};
-      const uint32_t words[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
-#pragma unroll
-      for (int32_t i = 0; i < 8; ++i) a[i] = words[i];
+    for (int32_t i = 0; i < 4; ++i) {
+      a[2 * i] = ExpandA(words[i]);
+      a[2 * i + 1] = ExpandB(words[i]);
     }
+  } else {
+    const uint4 x = reinterpret_cast<const uint4*>(chunk)[lane];
+    const uint4 y = whole ? reinterpret_cast<const uint4*>(chunk)[kWarpLanes + lane] : uint4{};
+    const uint32_t words[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
 #pragma unroll
-    for (int32_t n = 0; n < T::kNTiles; ++n) {
-      Mma(acc.o[n][d], a[0], a[1], a[2], a[3], p[n][0], p[n][1]);
-      if (whole) Mma(acc.o[n][whole ? d + 1 : d], a[4], a[5], a[6], a[7], p[n][0], p[n][1]);
+    for (int32_t i = 0; i < 8; ++i) a[i] = words[i];
+  }
+#pragma unroll
+  for (int32_t n = 0; n < T::kNTiles; ++n) {
+    Mma(acc.o[n][2 * c], a[0], a[1], a[2], a[3], p[n][0], p[n][1]);
+    if (whole) {
+      Mma(acc.o[n][whole ? 2 * c + 1 : 2 * c], a[4], a[5], a[6], a[7], p[n][0], p[n][1]);
     }
   }
 }
@@ -271,86 +293,170 @@ __device__ __forceinline__ float PerUnit(const float (&s)[kTiles][T::kNTiles][4]
   return __fdividef(1.0F, __uint_as_float(mantissa | 0x3F800000U));
 }
 
-// Raises the running maxima to those of s and scales what was summed so far.
-template <class T, int32_t kTiles>
-__device__ __forceinline__ void RaiseMaximum(const float (&s)[kTiles][T::kNTiles][4],
+// Raises the running maxima of kCount N tiles from n0 on to those of s and scales what was summed so
+// far. The N tiles' exchanges go out together.
+template <class T, int32_t kTiles, int32_t kCount>
+__device__ __forceinline__ void RaiseMaximum(int32_t n0, const float (&s)[kTiles][T::kNTiles][4],
                                              const float (&scale)[kTiles][2], Accumulator<T>& acc) {
+  float max[kCount][2];
 #pragma unroll
-  for (int32_t n = 0; n < T::kNTiles; ++n) {
-    float max[2] = {acc.max[n][0], acc.max[n][1]};
+  for (int32_t n = 0; n < kCount; ++n) {
 #pragma unroll
-    for (int32_t m = 0; m < kTiles; ++m) {
-      max[0] = fmaxf(max[0], fmaxf(s[m][n][0], s[m][n][2]));
-      max[1] = fmaxf(max[1], fmaxf(s[m][n][1], s[m][n][3]));
+    for (int32_t i = 0; i < 2; ++i) {
+      max[n][i] = acc.max[n0 + n][i];
+#pragma unroll
+      for (int32_t m = 0; m < kTiles; ++m) {
+        max[n][i] = fmaxf(max[n][i], fmaxf(s[m][n0 + n][i], s[m][n0 + n][2 + i]));
+      }
     }
+  }
 #pragma unroll
-    for (int32_t step = 4; step < kWarpLanes; step *= 2) {
-      max[0] = fmaxf(max[0], __shfl_xor_sync(kAllLanes, max[0], step));
-      max[1] = fmaxf(max[1], __shfl_xor_sync(kAllLanes, max[1], step));
+  for (int32_t step = 4; step < kWarpLanes; step *= 2) {
+#pragma unroll
+    for (int32_t n = 0; n < kCount; ++n) {
+#pragma unroll
+      for (int32_t i = 0; i < 2; ++i) {
+        max[n][i] = fmaxf(max[n][i], __shfl_xor_sync(kAllLanes, max[n][i], step));
+      }
     }
-    const bool rises = max[0] > acc.max[n][0] || max[1] > acc.max[n][1];
-    if (!__any_sync(kAllLanes, rises)) continue;
+  }
+  bool rises = false;
+#pragma unroll
+  for (int32_t n = 0; n < kCount; ++n) {
+    rises = rises || max[n][0] > acc.max[n0 + n][0] || max[n][1] > acc.max[n0 + n][1];
+  }
+  if (!__any_sync(kAllLanes, rises)) return;
+#pragma unroll
+  for (int32_t n = 0; n < kCount; ++n) {
     float down[2];
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
-      down[i] = Exp2(acc.max[n][i] - max[i]);
-      acc.sum[n][i] *= down[i];
+      float& old = acc.max[n0 + n][i];
+      down[i] = Exp2(old - max[n][i]);
+      acc.sum[n0 + n][i] *= down[i];
       if constexpr (T::kFp8) {
-        const float per_unit = PerUnit<T, kTiles>(s, scale, n, i, max[i]);
-        if (max[i] > acc.max[n][i]) {
-          down[i] *= __fdividef(per_unit, acc.per_unit[n][i]);
-          acc.per_unit[n][i] = per_unit;
+        const float per_unit = PerUnit<T, kTiles>(s, scale, n0 + n, i, max[n][i]);
+        if (max[n][i] > old) {
+          down[i] *= __fdividef(per_unit, acc.per_unit[n0 + n][i]);
+          acc.per_unit[n0 + n][i] = per_unit;
         }
       }
-      acc.max[n][i] = max[i];
+      old = max[n][i];
     }
 #pragma unroll
     for (int32_t d = 0; d < T::kDimTiles; ++d) {
 #pragma unroll
-      for (int32_t i = 0; i < 4; ++i) acc.o[n][d][i] *= down[i % 2];
+      for (int32_t i = 0; i < 4; ++i) acc.o[n0 + n][d][i] *= down[i % 2];
     }
   }
 }
 
-// kTiles tiles from `tiles` on, whose first token is `token`. is_edge: some of their tokens are
-// unseen by some column, or were never copied.
-template <class T, int32_t kTiles>
-__device__ __forceinline__ void AttendTiles(uint8_t* tiles, int32_t token, bool is_edge,
-                                            int32_t lane, const Query<T>& q,
-                                            const ScoreTerms& terms, const Visibility& seen,
-                                            Accumulator<T>& acc) {
-  float s[kTiles][T::kNTiles][4];
-#pragma unroll
-  for (int32_t m = 0; m < kTiles; ++m) {
-    TileScores<T>(tiles + m * T::kTileBytes, lane, q, terms, s[m]);
-  }
-  float scale[kTiles][2];
-#pragma unroll
-  for (int32_t m = 0; m < kTiles; ++m) VScales<T>(tiles + m * T::kTileBytes, lane, scale[m]);
-  if (is_edge) {
+// Tiles on their way through a warp: kTilesAtOnce of them, from products to their part of the
+// output. A warp takes the products of the next tiles while it accumulates these (Turn), so that
+// neither waits for its own chain of products.
+template <class T>
+class Tiles {
+ public:
+  __device__ __forceinline__ void Begin(uint8_t* tiles, int32_t lane, const Query<T>& q) {
+    Products<T> products[kTiles];
 #pragma unroll
     for (int32_t m = 0; m < kTiles; ++m) {
-      MaskScores<T>(token + m * kTileTokens, lane, seen, s[m]);
+      products[m].Clear();
+#pragma unroll
+      for (int32_t c = 0; c < kParts; ++c) products[m].Add(tiles + m * T::kTileBytes, c, lane, q);
+    }
+    Take(tiles, products);
+  }
+
+  // Adds these tiles' part to the output, and goes on to `next`.
+  __device__ __forceinline__ void Turn(uint8_t* next, int32_t lane, const Query<T>& q,
+                                       Accumulator<T>& acc) {
+    Products<T> products[kTiles];
+#pragma unroll
+    for (int32_t m = 0; m < kTiles; ++m) {
+      products[m].Clear();
+      uint32_t p[T::kNTiles][2];
+      WeightsOfTile<T>(scores_[m], v_scale_[m], acc, p);
+#pragma unroll
+      for (int32_t c = 0; c < kParts; ++c) {
+        products[m].Add(next + m * T::kTileBytes, c, lane, q);
+        AccumulateChunk<T>(V(m), c, lane, p, acc);
+      }
+    }
+    Take(next, products);
+  }
+
+  __device__ __forceinline__ void End(int32_t lane, Accumulator<T>& acc) {
+#pragma unroll
+    for (int32_t m = 0; m < kTiles; ++m) {
+      uint32_t p[T::kNTiles][2];
+      WeightsOfTile<T>(scores_[m], v_scale_[m], acc, p);
+#pragma unroll
+      for (int32_t c = 0; c < kParts; ++c) AccumulateChunk<T>(V(m), c, lane, p, acc);
+    }
+  }
+
+  // From products to scores and to the maximum so far; after Begin or Turn. token: the tiles'
+  // first. is_edge: some of their tokens are unseen by some column, or were never copied; seen()
+  // says which.
+  template <class Seen>
+  __device__ __forceinline__ void Score(int32_t token, bool is_edge, int32_t lane,
+                                        const ScoreTerms& terms, const Seen& seen,
+                                        Accumulator<T>& acc) {
+#pragma unroll
+    for (int32_t m = 0; m < kTiles; ++m) {
+      float factor[2];
+      ScoreFactors<T>(tiles_ + m * T::kTileBytes, lane, terms, factor);
+      products_[m].Scale(factor, scores_[m]);
+      VScales<T>(tiles_ + m * T::kTileBytes, lane, v_scale_[m]);
+    }
+    if (terms.cap != 0.0F) {
+#pragma unroll
+      for (int32_t m = 0; m < kTiles; ++m) CapScores<T>(terms, scores_[m]);
+    }
+    if (is_edge) Mask(token, lane, seen());
+    constexpr int32_t kCount = T::kTurns && T::kNTiles % 2 == 0 ? 2 : 1;
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; n += kCount) {
+      RaiseMaximum<T, kTiles, kCount>(n, scores_, v_scale_, acc);
+    }
+  }
+
+ private:
+  static constexpr int32_t kTiles = T::kTilesAtOnce;
+  static constexpr int32_t kParts = T::kChunks + (T::kHalfChunk ? 1 : 0);
+
+  __device__ __forceinline__ uint8_t* V(int32_t m) const {
+    return tiles_ + m * T::kTileBytes + T::kVOffset;
+  }
+
+  __device__ __forceinline__ void Take(uint8_t* tiles, const Products<T> (&products)[kTiles]) {
+    tiles_ = tiles;
+#pragma unroll
+    for (int32_t m = 0; m < kTiles; ++m) products_[m] = products[m];
+  }
+
+  __device__ __forceinline__ void Mask(int32_t token, int32_t lane, const Visibility& seen) {
+#pragma unroll
+    for (int32_t m = 0; m < kTiles; ++m) {
+      MaskScores<T>(token + m * kTileTokens, lane, seen, scores_[m]);
       const int2 of_tile = SeenOfTile(token + m * kTileTokens, seen);
       if constexpr (T::kFp8) {
 #pragma unroll
         for (int32_t i = 0; i < 2; ++i) {
           const int32_t at = lane / 4 + 8 * i;
-          if (at < of_tile.x || at >= of_tile.y) scale[m][i] = 0.0F;
+          if (at < of_tile.x || at >= of_tile.y) v_scale_[m][i] = 0.0F;
         }
       } else {
-        ClearUnseenV<T>(tiles + m * T::kTileBytes + T::kVOffset, lane, of_tile);
+        ClearUnseenV<T>(V(m), lane, of_tile);
       }
     }
   }
-  RaiseMaximum<T, kTiles>(s, scale, acc);
-#pragma unroll
-  for (int32_t m = 0; m < kTiles; ++m) {
-    const uint8_t* v = tiles + m * T::kTileBytes + T::kVOffset;
-    uint32_t p[T::kNTiles][2];
-    WeightsOfTile<T>(s[m], scale[m], acc, p);
-    AccumulateTile<T>(v, lane, p, acc);
-  }
-}
+
+  uint8_t* tiles_;
+  Products<T> products_[kTiles];  // from Begin or Turn to Score
+  float scores_[kTiles][T::kNTiles][4];
+  float v_scale_[kTiles][2];
+};
 
 }  // namespace fp8kvd::kernels::cuda

@@ -16,7 +16,8 @@ constexpr int32_t UnitTiles(Precision precision, int32_t head_dim) {
   return 4 * tile <= kCopyBytesMax ? 4 : 2 * tile <= kCopyBytesMax ? 2 : 1;
 }
 
-template <Precision precision, int32_t head_dim, int32_t columns>
+template <Precision precision, int32_t head_dim, int32_t columns,
+          int32_t unit_tiles = UnitTiles(precision, head_dim)>
 struct DecodeTraits {
   static constexpr Precision kPrecision = precision;
   static constexpr bool kFp8 = precision == Precision::kFp8Kv;
@@ -29,8 +30,9 @@ struct DecodeTraits {
 
   static constexpr int32_t kTileBytes = TileBytes(precision, head_dim);
   static constexpr int32_t kVOffset = TileOperandBytes(precision, head_dim);
-  static constexpr int32_t kUnitTiles = UnitTiles(precision, head_dim);
+  static constexpr int32_t kUnitTiles = unit_tiles;
   static constexpr int32_t kUnitTokens = kUnitTiles * kTileTokens;
+  static constexpr int32_t kWarpsMax = 8;
   static constexpr Grain kGrain = {kUnitTokens, kColumns};
   static constexpr int32_t kUnitBytes = kUnitTiles * kTileBytes;
   static constexpr int32_t kUnitsPerPage = kPageTokens / kUnitTokens;
@@ -45,11 +47,19 @@ struct DecodeTraits {
   static constexpr int32_t kTilesAtOnce = kQueryInShared              ? 1
                                           : kUnitTiles * kNTiles <= 4 ? kUnitTiles
                                                                       : kUnitTiles / 2;
-  static constexpr int32_t kWarpsMax = columns > 8 || head_dim > 128 ? 8 : 12;
+  // Products of the next tiles are taken while these are accumulated, where registers suffice.
+  static constexpr bool kTurns = columns == 8;
+  // Two CTAs of a pairs launch have room on a multiprocessor where they are small enough.
+  static constexpr int32_t kPairCtas = columns == 8 && head_dim <= 128 ? 2 : 1;
 
   static_assert(columns % 8 == 0 && head_dim % 16 == 0);
   static_assert(columns * head_dim <= 32 * 128, "the output of a pair stays in registers");
   static_assert(kTileBytes % 16 == 0, "bulk copies and 16-byte loads");
 };
+
+// For pairs that have a cluster each: units small enough that short ones give each warp one.
+template <Precision precision, int32_t head_dim, int32_t columns>
+using PairsTraits =
+    DecodeTraits<precision, head_dim, columns, (UnitTiles(precision, head_dim) < 2 ? 1 : 2)>;
 
 }  // namespace fp8kvd::kernels::cuda

@@ -72,8 +72,7 @@ __host__ __device__ constexpr int32_t MapInts(int32_t rows_count, int32_t warps)
 }
 
 // Makes the map from the rows. All threads of the CTA call it; it ends with a barrier.
-template <class T>
-__device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, int32_t* shared) {
+__device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, Grain grain, int32_t* shared) {
   const int32_t rows = args.rows_count;
   const int32_t warps = blockDim.x / kWarpLanes;
   int32_t* of_cta = shared + 2 * warps;
@@ -89,11 +88,11 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, int32_t* shar
   for (int32_t r = first; r < end; ++r) {
     const DecodeRow& row = args.rows[r];
     PrefetchRow(&row);
-    const RowWork work = WorkOf<T>(row, args.group);
+    const RowWork work = WorkOf(row, args.group, grain);
     int32_t pair_items = work.units;
     if (args.batch_invariant) {
-      const int32_t blocks = ColumnBlocks(row, args.group, T::kColumns);
-      item_units[r] = InvariantItemUnits(work.units, blocks, T::kGrain);
+      const int32_t blocks = ColumnBlocks(row, args.group, grain.columns);
+      item_units[r] = InvariantItemUnits(work.units, blocks, grain);
       pair_items = CeilDiv(work.units, item_units[r]);
     }
     units[r] = work.units * work.pairs;
@@ -153,6 +152,20 @@ struct UnitSource {
   bool below_query;  // all of its keys are before the row's pos
 };
 
+// Unit `at` of a KV head of a row, counted from the sequence's start.
+template <class T>
+__device__ __forceinline__ UnitSource SourceInPair(const DecodeRow& row, int64_t kv_head,
+                                                   int32_t at) {
+  const int32_t tokens = row.pos + row.q_len - at * T::kUnitTokens;
+  if (tokens <= 0) return {nullptr, 0, false};
+  const int64_t page = row.block_table[FloorDiv(at, T::kUnitsPerPage)];
+  const uint8_t* from = row.base + page * row.page_stride +
+                        kv_head * BlockBytesOf(T::kPrecision, T::kHeadDim) +
+                        static_cast<int64_t>(at % T::kUnitsPerPage) * T::kUnitBytes;
+  const int32_t tiles = min(CeilDiv(tokens, kTileTokens), T::kUnitTiles);
+  return {from, tiles * T::kTileBytes, (at + 1) * T::kUnitTokens <= row.pos};
+}
+
 // row: a row at or before the unit's, moved on to it.
 template <class T>
 __device__ __forceinline__ UnitSource SourceOf(const DecodeArgs& args, const WorkMap& map,
@@ -163,16 +176,20 @@ __device__ __forceinline__ UnitSource SourceOf(const DecodeArgs& args, const Wor
   const int32_t in_row = unit - map.units[row];
   const int32_t pair = FloorDiv(in_row, work.units);
   const int32_t at = work.first_unit + in_row - pair * work.units;
-  const int32_t tokens = r.pos + r.q_len - at * T::kUnitTokens;
-  if (tokens <= 0) return {nullptr, 0, false};
-  const int64_t kv_head = FloorDiv(pair, ColumnBlocks(r, args.group, T::kColumns));
-  const int64_t page = r.block_table[FloorDiv(at, T::kUnitsPerPage)];
-  const uint8_t* from = r.base + page * r.page_stride +
-                        kv_head * BlockBytesOf(T::kPrecision, T::kHeadDim) +
-                        static_cast<int64_t>(at % T::kUnitsPerPage) * T::kUnitBytes;
-  const int32_t tiles = min(CeilDiv(tokens, kTileTokens), T::kUnitTiles);
-  return {from, tiles * T::kTileBytes, (at + 1) * T::kUnitTokens <= r.pos};
+  return SourceInPair<T>(r, FloorDiv(pair, ColumnBlocks(r, args.group, T::kColumns)), at);
 }
+
+// The units of a launch in their order, asked for in ascending order.
+template <class T>
+struct CutSource {
+  const DecodeArgs& args;
+  const WorkMap& map;
+  int32_t row;  // of the unit asked for last, or one before
+
+  __device__ __forceinline__ UnitSource At(int32_t unit) {
+    return SourceOf<T>(args, map, unit, row);
+  }
+};
 
 struct Pair {
   int32_t row;
@@ -183,22 +200,40 @@ struct Pair {
   int32_t first_unit;    // from the sequence's start
 };
 
-// The pair of a unit. r: args.rows[row] or a copy of it.
-template <class T>
-__device__ __forceinline__ Pair PairAt(const DecodeArgs& args, const WorkMap& map,
-                                       const DecodeRow& r, int32_t row, int32_t unit) {
-  const RowWork work = WorkOf<T>(r, args.group);
-  const int32_t blocks = ColumnBlocks(r, args.group, T::kColumns);
-  const int32_t pair = FloorDiv(unit - map.units[row], work.units);
+// Pair `index` of a row, its units counted from its first.
+__device__ __forceinline__ Pair PairInRow(const DecodeArgs& args, Grain grain, const DecodeRow& row,
+                                          int32_t index) {
+  const RowWork work = WorkOf(row, args.group, grain);
+  const int32_t blocks = ColumnBlocks(row, args.group, grain.columns);
   Pair result;
-  result.row = row;
-  result.kv_head = FloorDiv(pair, blocks);
-  result.column_first = (pair - result.kv_head * blocks) * T::kColumns;
-  result.columns = min(r.q_len * args.group - result.column_first, T::kColumns);
-  result.units.first = map.units[row] + pair * work.units;
-  result.units.end = result.units.first + work.units;
+  result.row = 0;
+  result.kv_head = FloorDiv(index, blocks);
+  result.column_first = (index - result.kv_head * blocks) * grain.columns;
+  result.columns = min(row.q_len * args.group - result.column_first, grain.columns);
+  result.units = {0, work.units};
   result.first_unit = work.first_unit;
   return result;
+}
+
+// The pair of a unit. r: args.rows[row] or a copy of it.
+__device__ __forceinline__ Pair PairAt(const DecodeArgs& args, Grain grain, const WorkMap& map,
+                                       const DecodeRow& r, int32_t row, int32_t unit) {
+  const int32_t units = WorkOf(r, args.group, grain).units;
+  const int32_t index = FloorDiv(unit - map.units[row], units);
+  Pair result = PairInRow(args, grain, r, index);
+  result.row = row;
+  result.units.first = map.units[row] + index * units;
+  result.units.end = result.units.first + units;
+  return result;
+}
+
+// A row, copied by the lanes of a warp together.
+__device__ __forceinline__ void CopyRow(const DecodeRow& from, DecodeRow& to, int32_t lane) {
+  constexpr int32_t kWords = sizeof(DecodeRow) / 4;
+  static_assert(kWords <= kWarpLanes);
+  if (lane < kWords) {
+    reinterpret_cast<uint32_t*>(&to)[lane] = reinterpret_cast<const uint32_t*>(&from)[lane];
+  }
 }
 
 }  // namespace fp8kvd::kernels::cuda

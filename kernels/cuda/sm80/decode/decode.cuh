@@ -11,8 +11,8 @@ namespace fp8kvd::kernels::cuda::sm80 {
 
 template <class T>
 __global__ void __launch_bounds__(T::kWarpsMax* kWarpLanes, 1)
-    DecodeKernel(const __grid_constant__ DecodeArgs args, int32_t stages) {
-  DecodeCta<T, LaneRing>(args, stages);
+    DecodeKernel(const __grid_constant__ DecodeArgs args, int32_t stages, bool lets_next_late) {
+  DecodeCta<T, LaneRing>(args, stages, lets_next_late);
 }
 
 template <Precision precision, int32_t head_dim, int32_t columns>
@@ -31,9 +31,10 @@ template <Precision precision, int32_t head_dim, int32_t columns>
 cudaError_t Decode<precision, head_dim, columns>::Launch(const DecodeArgs& args,
                                                          const LaunchShape& shape,
                                                          cudaStream_t stream) {
-  return LaunchAfterPrevious(DecodeKernel<DecodeTraits<precision, head_dim, columns>>,
-                             dim3(shape.ctas), dim3(shape.warps * kWarpLanes),
-                             Shared(args.rows_count, shape), stream, args, shape.stages);
+  using T = DecodeTraits<precision, head_dim, columns>;
+  return LaunchAfterPrevious(DecodeKernel<T>, dim3(shape.ctas), dim3(shape.warps * kWarpLanes),
+                             Shared(args.rows_count, shape), stream, args, shape.stages,
+                             shape.lets_next_late);
 }
 
 }  // namespace fp8kvd::kernels::cuda::sm80

@@ -1,0 +1,169 @@
+// kernels/cuda/sm90/decode/pairs.cuh: what one CTA does in a launch that gives each pair a cluster
+// of its own (of one CTA or more). No scan over rows, no pieces in global memory, no counting: the
+// warps of the cluster cut the pair's units evenly, join in shared memory and then across the
+// cluster. For launches whose rows have equally many pairs; fast when they are also about equally
+// long.
+//
+// Grid: a cluster for each pair. Shared memory: PairsLayout.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/any/decode/combine.cuh"
+#include "kernels/cuda/any/decode/pipeline.cuh"
+#include "kernels/cuda/any/decode/query.cuh"
+#include "kernels/cuda/sm90/decode/cluster.cuh"
+
+namespace fp8kvd::kernels::cuda {
+
+inline constexpr int32_t kPairWarpsMax = 8;
+
+// Dynamic shared memory of a CTA, in bytes.
+struct PairsLayout {
+  int32_t full;         // barriers, [warps][stages]
+  int32_t rows;         // a copy of the row, [warps]
+  int32_t inbox;        // float4 [items of a CTA][ctas]: what the cluster's CTAs send here
+  int32_t inbox_terms;  // float2, the same
+  int32_t rings;        // [warps][ring_bytes]: stages, then the query; in the end the warp's piece
+  int32_t ring_bytes;
+  int32_t total;
+};
+
+// What a pair's columns come to in fours of dimensions, and a CTA's share of them.
+template <class T>
+__host__ __device__ constexpr int32_t FoursOfCta(int32_t columns, int32_t cluster) {
+  return CeilDiv(columns * (T::kHeadDim / 4), cluster);
+}
+
+template <class T>
+__host__ __device__ constexpr PairsLayout PairsLayoutOf(int32_t warps, int32_t stages,
+                                                        int32_t cluster) {
+  PairsLayout layout{};
+  layout.full = 0;
+  layout.rows = (warps * stages * 8 + 15) / 16 * 16;
+  layout.inbox = layout.rows + warps * static_cast<int32_t>(sizeof(DecodeRow));
+  layout.inbox = (layout.inbox + 15) / 16 * 16;
+  const int32_t entries = cluster > 1 ? FoursOfCta<T>(T::kColumns, cluster) * cluster : 0;
+  layout.inbox_terms = layout.inbox + entries * 16;
+  layout.rings = (layout.inbox_terms + entries * 8 + 127) / 128 * 128;
+  const int32_t ring = stages * T::kUnitBytes + T::kQueryBytes;
+  layout.ring_bytes = ring > T::kPieceBytes ? ring : (T::kPieceBytes + 127) / 128 * 128;
+  layout.total = layout.rings + warps * layout.ring_bytes;
+  return layout;
+}
+
+// A warp's units of one pair: every `warps`-th of its CTA's, so that the warps read neighbouring
+// memory at the same time.
+template <class T>
+struct PairSource {
+  const DecodeRow& row;
+  int32_t kv_head;
+  int32_t first;  // from the sequence's start
+  int32_t warps;
+
+  __device__ __forceinline__ UnitSource At(int32_t index) const {
+    return SourceInPair<T>(row, kv_head, first + index * warps);
+  }
+};
+
+// Joins the pieces of this CTA's warps, and those of the cluster's CTAs, into the output.
+template <class T>
+__device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow& row,
+                                         const Pair& pair, int32_t pieces, uint8_t* shared,
+                                         const PairsLayout& layout) {
+  constexpr int32_t kFours = T::kHeadDim / 4;
+  const int32_t cluster = ClusterCtas();
+  const int32_t rank = ClusterRank();
+  const int32_t fours = pair.columns * kFours;
+  const int32_t share = FoursOfCta<T>(pair.columns, cluster);
+  auto* inbox = reinterpret_cast<float4*>(shared + layout.inbox);
+  auto* inbox_terms = reinterpret_cast<float2*>(shared + layout.inbox_terms);
+  __syncthreads();
+  if (cluster > 1) WaitForCluster();  // all CTAs have started
+  for (int32_t i = threadIdx.x; i < fours; i += blockDim.x) {
+    const int32_t column = i / kFours;
+    const int32_t dim = i % kFours * 4;
+    const float* of_column =
+        reinterpret_cast<const float*>(shared + layout.rings) + column * T::kPieceStride;
+    const Merged merged = MergePieces<T, true>(
+        pieces, [&](int32_t j) { return of_column + j * (layout.ring_bytes / 4); }, dim);
+    if (cluster == 1) {
+      WriteMerged<T>(args, row, pair, merged, column, dim);
+      continue;
+    }
+    const int32_t to = FloorDiv(i, share);
+    const int32_t slot = (i - to * share) * cluster + rank;
+    StoreToCluster(AddressInCta(inbox + slot, to), merged.o);
+    StoreToCluster(AddressInCta(inbox_terms + slot, to), float2{merged.max, merged.sum});
+  }
+  if (cluster == 1) return;
+  __syncwarp();
+  ArriveAtCluster();
+  WaitForCluster();
+  const int32_t mine = min(share, fours - rank * share);
+  for (int32_t i = threadIdx.x; i < mine; i += blockDim.x) {
+    const Merged merged = MergeAll(cluster, [&](int32_t c, float2& terms, float4& o) {
+      terms = inbox_terms[i * cluster + c];
+      o = inbox[i * cluster + c];
+    });
+    const int32_t at = rank * share + i;
+    WriteMerged<T>(args, row, pair, merged, at / kFours, at % kFours * 4);
+  }
+}
+
+template <class T, class Ring>
+__device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_pairs,
+                                           int32_t stages, bool lets_next_late) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const int32_t lane = threadIdx.x % kWarpLanes;
+  const int32_t warps = blockDim.x / kWarpLanes;
+  const int32_t warp = threadIdx.x / kWarpLanes;
+  const int32_t cluster = ClusterCtas();
+  const PairsLayout layout = PairsLayoutOf<T>(warps, stages, cluster);
+  uint8_t* ring = shared + layout.rings + warp * layout.ring_bytes;
+
+  if (args.cache == CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
+  if (cluster > 1) ArriveAtCluster();
+  if (args.cache == CacheState::kUnsettled) WaitForPreviousLaunch();
+  const int32_t at = FloorDiv(blockIdx.x, cluster);
+  const int32_t row_index = FloorDiv(at, row_pairs);
+  DecodeRow& row = reinterpret_cast<DecodeRow*>(shared + layout.rows)[warp];
+  CopyRow(args.rows[row_index], row, lane);
+  __syncwarp();
+  const Pair pair = PairInRow(args, T::kGrain, row, at - row_index * row_pairs);
+  const int32_t units = pair.units.end;
+  const Range of_cta = ShareAt({0, units}, CeilDiv(units, cluster), ClusterRank());
+  const int32_t cta_units = of_cta.end - of_cta.first;
+  const int32_t mine = CeilDiv(max(cta_units - warp, 0), warps);
+  const int32_t first = pair.first_unit + of_cta.first + warp;
+  Pipeline<T, Ring, PairSource<T>> pipeline(
+      {row, pair.kv_head, first, warps}, {0, mine}, stages, ring,
+      reinterpret_cast<uint64_t*>(shared + layout.full) + warp * stages);
+  pipeline.Start(args.cache == CacheState::kBelowQueries);
+  const QueryPlace<T> query(args, row, pair, lane);
+  const Attention<T> attention = {row, args.group_inverse, pair.column_first};
+  WaitForPreviousLaunch();
+  if (args.cache != CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
+  if (mine > 0) {
+    const QueryStage<T> stage(ring + stages * T::kUnitBytes);
+    Query<T> q(stage.shared());
+    if constexpr (T::kQueryInShared) stage.Fetch(args, row, pair, lane);
+    pipeline.Start(false);
+    if constexpr (T::kQueryInShared) {
+      stage.Take(lane, q);
+    } else {
+      query.Load(lane, q);
+    }
+    Accumulator<T> acc;
+    acc.Clear();
+    AttendUnits<T, Ring>(pipeline, attention,
+                         {first * T::kUnitTokens, warps * T::kUnitTokens, mine}, lane, q, acc,
+                         lets_next_late);
+    Close<T>(acc);
+    __syncwarp();  // the ring is free
+    WritePiece<T>(acc, lane, reinterpret_cast<float*>(ring));
+  }
+  JoinPair<T>(args, row, pair, min(cta_units, warps), shared, layout);
+}
+
+}  // namespace fp8kvd::kernels::cuda
