@@ -373,12 +373,10 @@ std::string AStepSeesItsOwnTokens(Backend& backend, BackendDevice& device) {
       if (!error.empty()) return;
       error =
           device.Decode({rows.data(), kSeqs, kHeadDim, kGroup, precision, OutType::kFp32, false});
-    };
-    for (int32_t pos = 0; pos < kSteps && error.empty(); ++pos) {
-      step(pos, true);
-      // synccheck loses track of more launches than this at once.
+      // synccheck loses track of more launches than these at once.
       if (error.empty() && pos % 16 == 15) error = device.Wait();
-    }
+    };
+    for (int32_t pos = 0; pos < kSteps && error.empty(); ++pos) step(pos, true);
     if (error.empty()) error = device.Wait();
     const std::vector<float> first(out, out + kSteps * kSeqs * kQ);
     for (int32_t pos = 0; pos < kSteps && error.empty(); ++pos) step(pos, false);

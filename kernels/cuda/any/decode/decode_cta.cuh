@@ -98,6 +98,7 @@ class Worker {
   // Fills a slot of the state with the pair of a unit at or after the row last looked at.
   __device__ __forceinline__ void Look(int32_t unit, int32_t slot) {
     while (unit >= map_.units[row_ + 1]) ++row_;
+    __syncwarp();  // all lanes have done with what the slot held
     CopyRow(args_.rows[row_], state_.row[slot], Lane());
     __syncwarp();
     const Pair pair = PairAt(args_, T::kGrain, map_, state_.row[slot], row_, unit);
