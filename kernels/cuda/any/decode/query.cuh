@@ -143,8 +143,8 @@ struct Attention {
   }
 };
 
-// Units of a pair: the first one's first token, how far each later one's is further on (tokens), and
-// how many there are, at least one.
+// Units of a pair: the first one's first token, how far each later one's is further on (tokens),
+// and how many there are, at least one.
 struct Stretch {
   int32_t token;
   int32_t stride;

@@ -293,8 +293,8 @@ __device__ __forceinline__ float PerUnit(const float (&s)[kTiles][T::kNTiles][4]
   return __fdividef(1.0F, __uint_as_float(mantissa | 0x3F800000U));
 }
 
-// Raises the running maxima of kCount N tiles from n0 on to those of s and scales what was summed so
-// far. The N tiles' exchanges go out together.
+// Raises the running maxima of kCount N tiles from n0 on to those of s and scales what was summed
+// so far. The N tiles' exchanges go out together.
 template <class T, int32_t kTiles, int32_t kCount>
 __device__ __forceinline__ void RaiseMaximum(int32_t n0, const float (&s)[kTiles][T::kNTiles][4],
                                              const float (&scale)[kTiles][2], Accumulator<T>& acc) {

@@ -1,5 +1,5 @@
-// kernels/cuda/sm90/decode/cluster.cuh: the machine instructions of thread block clusters: CTAs that
-// run at the same time and reach each other's shared memory.
+// kernels/cuda/sm90/decode/cluster.cuh: the machine instructions of thread block clusters: CTAs
+// that run at the same time and reach each other's shared memory.
 #pragma once
 
 #include <cstdint>

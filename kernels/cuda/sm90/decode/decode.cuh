@@ -1,5 +1,5 @@
-// kernels/cuda/sm90/decode/decode.cuh: the kernels and their launcher. any/decode/decode_cta.cuh and
-// pairs.cuh say what a CTA does, ring.cuh how bytes reach shared memory.
+// kernels/cuda/sm90/decode/decode.cuh: the kernels and their launcher. any/decode/decode_cta.cuh
+// and pairs.cuh say what a CTA does, ring.cuh how bytes reach shared memory.
 #pragma once
 
 #include "kernels/cuda/any/decode/decode_cta.cuh"
