@@ -57,6 +57,12 @@ double Dense(double layers, double hidden, double q_heads, double kv_heads, doub
   return 2 * (layers * (attention + 3 * hidden * intermediate) + hidden * vocabularies);
 }
 
+// Experts in MXFP4, 4 bits and a byte for 32 of them: 17/32 bytes. Attention, router, embedding and
+// head in bf16.
+constexpr double kGptOssBytes =
+    24 * 32 * 3 * 2880. * 2880 * 17 / 32 +
+    2 * (24 * (2880. * (2 * 64 + 2 * 8) * 64 + 2880. * 32) + 2 * 201088. * 2880);
+
 class Models : public testing::TestWithParam<ByHand> {};
 
 TEST_P(Models, HaveTheCacheBytesOfTheirShape) {
@@ -90,22 +96,23 @@ TEST_P(Models, HaveTheWeightsOfTheirShapeAndFollowTheFormula) {
 
 // Weights: hidden x (q_heads + 2 kv_heads) x head_dim and q_heads x head_dim x hidden, 3 x hidden x
 // intermediate, hidden x vocabulary once where the head is tied to the embedding, else twice.
-INSTANTIATE_TEST_SUITE_P(
-    Plan, Models,
-    testing::Values(ByHand{"llama_3_1_8b", 32 * 8192., 2 * 8 * 128 * 2, 128,
-                           Dense(32, 4096, 32, 8, 128, 14336, 2 * 128256.)},
-                    ByHand{"llama_3_1_70b", 80 * 8192., 2 * 8 * 128 * 2, 128,
-                           Dense(80, 8192, 64, 8, 128, 28672, 2 * 128256.)},
-                    ByHand{"qwen2_5_7b", 28 * 8192., 2 * 4 * 128 * 2, 128,
-                           Dense(28, 3584, 28, 4, 128, 18944, 2 * 152064.)},
-                    ByHand{"gemma_3_27b", 10 * 8192. + 52 * 1024., 2 * 16 * 128 * 2, 128,
-                           Dense(62, 5376, 32, 16, 128, 21504, 262208.)},
-                    ByHand{"mistral_7b_v0_1", 32 * 4096., 2 * 8 * 128 * 2, 128,
-                           Dense(32, 4096, 32, 8, 128, 14336, 2 * 32000.)},
-                    ByHand{"mistral_7b_v0_3", 32 * 8192., 2 * 8 * 128 * 2, 128,
-                           Dense(32, 4096, 32, 8, 128, 14336, 2 * 32768.)},
-                    ByHand{"gpt_oss_20b", 12 * 8192. + 12 * 128., 2 * 8 * 64 * 2, 64, 0}),
-    [](const auto& hand) { return std::string(hand.param.model); });
+INSTANTIATE_TEST_SUITE_P(Plan, Models,
+                         testing::Values(ByHand{"llama_3_1_8b", 32 * 8192., 2 * 8 * 128 * 2, 128,
+                                                Dense(32, 4096, 32, 8, 128, 14336, 2 * 128256.)},
+                                         ByHand{"llama_3_1_70b", 80 * 8192., 2 * 8 * 128 * 2, 128,
+                                                Dense(80, 8192, 64, 8, 128, 28672, 2 * 128256.)},
+                                         ByHand{"qwen2_5_7b", 28 * 8192., 2 * 4 * 128 * 2, 128,
+                                                Dense(28, 3584, 28, 4, 128, 18944, 2 * 152064.)},
+                                         ByHand{"gemma_3_27b", 10 * 8192. + 52 * 1024.,
+                                                2 * 16 * 128 * 2, 128,
+                                                Dense(62, 5376, 32, 16, 128, 21504, 262208.)},
+                                         ByHand{"mistral_7b_v0_1", 32 * 4096., 2 * 8 * 128 * 2, 128,
+                                                Dense(32, 4096, 32, 8, 128, 14336, 2 * 32000.)},
+                                         ByHand{"mistral_7b_v0_3", 32 * 8192., 2 * 8 * 128 * 2, 128,
+                                                Dense(32, 4096, 32, 8, 128, 14336, 2 * 32768.)},
+                                         ByHand{"gpt_oss_20b", 12 * 8192. + 12 * 128.,
+                                                2 * 8 * 64 * 2, 64, kGptOssBytes}),
+                         [](const auto& hand) { return std::string(hand.param.model); });
 
 TEST(Plan, GivenWeightBytesAreTheWholeOfOtherBytes) {
   const Fields plan =

@@ -1,6 +1,7 @@
 // More of bad_requests_test.cc: what is wrong only with a window, a full pool or a stale handle
 // among others; bytes that are no message; and that tests/data/bad_fields.txt names a test for
 // every field of every request.
+#include <cmath>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -168,6 +169,9 @@ const BadCall kAdvices[] = {
        r->set_tokens(1);
      }),
      kInvalid, "MLA"},
+    {"PlanRpcUsNegative", Plan([](auto* r) { r->set_rpc_us(-1); }), kInvalid,
+     "rpc_us is -1, allowed are 0 to 1e+06"},
+    {"PlanRpcUsNan", Plan([](auto* r) { r->set_rpc_us(std::nan("")); }), kInvalid, "rpc_us is nan"},
     {"MeasureKvHeadsTooMany", Measure([](auto* r) { r->set_kv_heads(257); }), kInvalid,
      "kv_heads is 257, allowed are 1 to 256"},
     {"MeasureHeadDimOverflows", Measure([](auto* r) { r->set_head_dim(UINT32_MAX); }), kInvalid,
