@@ -43,17 +43,32 @@ SeqStore::SeqStore(StoreOptions options)
       }
       model.pools.push_back(
           std::make_unique<PagePool>(group.pages_total, std::move(on_page_freed)));
-      std::vector<TenantPages>& tenants = model.tenants.emplace_back();
-      for (const TenantLimits& limits : options_.tenants) {
-        const double pages = limits.pages_share_max * static_cast<double>(group.pages_total);
-        tenants.push_back({.max = static_cast<int64_t>(pages)});
-      }
+      model.tenants.emplace_back(options_.tenants.size());
     }
   }
+  SetPages();
   const auto pages_max = static_cast<size_t>(options_.seq_len_max / options_.page_tokens + 2);
   copies_.reserve(pages_max);
   edits_.reserve(pages_max);
   page_ids_.reserve(pages_max);
+}
+
+void SeqStore::SetPages() {
+  for (ModelPools& model : models_) {
+    for (size_t g = 0; g < model.pools.size(); ++g) {
+      const auto pages_total = static_cast<double>(model.pools[g]->pages_total());
+      for (size_t t = 0; t < options_.tenants.size(); ++t) {
+        model.tenants[g][t].max =
+            static_cast<int64_t>(options_.tenants[t].pages_share_max * pages_total);
+      }
+    }
+  }
+}
+
+void SeqStore::SetTenants(const std::vector<TenantLimits>& tenants) {
+  FP8KVD_CHECK(!plan_open_ && tenants.size() == options_.tenants.size());
+  options_.tenants = tenants;
+  SetPages();
 }
 
 SeqStore::Seq& SeqStore::At(SeqIndex seq) {
@@ -134,8 +149,9 @@ absl::Status SeqStore::CheckNew(int64_t expected_tokens, int64_t ttl_ms, TenantI
   }
   const auto t = static_cast<size_t>(tenant);
   const int32_t seqs_max = std::min(options_.tenants[t].seqs_max, options_.seqs_max);
-  const int32_t seqs_left = std::min(seqs_max - tenant_seqs_[t], options_.seqs_max - seqs_used_);
-  if (count > static_cast<size_t>(std::max(seqs_left, 0))) {
+  const int32_t seqs_left =
+      std::max(0, std::min(seqs_max - tenant_seqs_[t], options_.seqs_max - seqs_used_));
+  if (count > static_cast<size_t>(seqs_left)) {
     return absl::ResourceExhaustedError(
         absl::StrCat(count, " sequences asked, ", seqs_left, " of ", seqs_max,
                      " are left; free sequences, or retry when leases have ended"));

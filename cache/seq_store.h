@@ -101,6 +101,10 @@ class SeqStore {
   // or when the last hold ends.
   void Free(SeqIndex seq);
 
+  // What each tenant may have from now on, as many as at Make. Who has more keeps it, and gets no
+  // more before it is within its bounds.
+  void SetTenants(const std::vector<TenantLimits>& tenants);
+
   // The tenant's sequence of that handle, or NOT_FOUND.
   absl::StatusOr<SeqIndex> Find(const SeqHandle& handle, TenantId tenant) const;
   SeqHandle Handle(SeqIndex seq) const;
@@ -219,6 +223,7 @@ class SeqStore {
   absl::Status CheckSkip(Place place, const Seq& seq, const AppendArgs& args) const;
   absl::Status CheckRunAhead(Place place, const Seq& seq, const AppendArgs& args) const;
   absl::Status TakePages(const Seq& seq, int32_t group, const AppendArgs& args);
+  void SetPages();  // of tenants, from options_
   Charge ChargeOf(const Seq& seq, size_t group);
   TenantPages& PagesOfTenant(int32_t model, int32_t group, TenantId tenant);
   const TenantPages& PagesOfTenant(int32_t model, int32_t group, TenantId tenant) const;

@@ -18,9 +18,9 @@ struct TenantPages {
   int64_t used = 0;
   int64_t reserved = 0;
 
-  // Pages that it may still take or reserve.
+  // Pages that it may still take or reserve. It may have more than max, if that has shrunk.
   int64_t Left(const PagePool& pool) const {
-    return std::min(pool.pages_unreserved(), max - used - reserved);
+    return std::max<int64_t>(0, std::min(pool.pages_unreserved(), max - used - reserved));
   }
 };
 

@@ -325,7 +325,7 @@ int ServeUntilStopped(const Signals& signals, const ops::Notifier& notifier,
     for (const std::string& hint : parts->live_load->Tick(last)) spdlog::warn("{}", hint);
     if (signal == SIGHUP) {
       notifier.Tell("RELOADING=1", "reads its configuration again");
-      ReloadConfig(load_again, &parts->loaded);
+      ReloadConfig(load_again, &parts->loaded, parts->engine.get());
       ReloadTokens(*parts);
       notifier.Tell("READY=1", "serves");
     } else if (signal != 0) {

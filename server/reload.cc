@@ -1,5 +1,6 @@
 #include "server/reload.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -20,13 +21,35 @@ std::string ListsText(const config::Loaded& loaded) {
   lists.options = config::Options();
   lists.options.models = loaded.options.models;
   lists.options.tenants = loaded.options.tenants;
+  lists.options.security.tokens_file = loaded.options.security.tokens_file.empty() ? "" : "set";
   lists.sources.clear();
   return config::EffectiveConfig(lists);
 }
 
+std::string TenantsText(const config::Loaded& loaded) {
+  config::Loaded tenants = loaded;
+  tenants.options.models.clear();
+  return ListsText(tenants);
+}
+
+// Who is who stays; what each may have is taken over.
+void ReloadBounds(const config::Loaded& fresh, config::Loaded* loaded, engine::Engine* engine) {
+  std::vector<config::TenantOptions>& tenants = loaded->options.tenants;
+  const auto has_same_name = [](const config::TenantOptions& a, const config::TenantOptions& b) {
+    return a.name == b.name;
+  };
+  const bool are_same_tenants =
+      std::equal(tenants.begin(), tenants.end(), fresh.options.tenants.begin(),
+                 fresh.options.tenants.end(), has_same_name);
+  if (!are_same_tenants || TenantsText(*loaded) == TenantsText(fresh)) return;
+  tenants = fresh.options.tenants;
+  engine->SetTenants(tenants);
+  spdlog::warn("SIGHUP: the tenants have other bounds from now on");
+}
+
 }  // namespace
 
-void ReloadConfig(const LoadConfig& load_again, config::Loaded* loaded) {
+void ReloadConfig(const LoadConfig& load_again, config::Loaded* loaded, engine::Engine* engine) {
   const absl::StatusOr<config::Loaded> fresh = load_again();
   if (!fresh.ok()) {
     spdlog::error("SIGHUP: nothing has changed, the configuration is refused: {}",
@@ -46,6 +69,7 @@ void ReloadConfig(const LoadConfig& load_again, config::Loaded* loaded) {
       need_restart.emplace_back(key.name);
     }
   }
+  ReloadBounds(*fresh, loaded, engine);
   if (ListsText(*loaded) != ListsText(*fresh)) {
     need_restart.emplace_back("models or tenants");
   }

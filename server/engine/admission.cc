@@ -41,10 +41,14 @@ absl::Status DeviceFailedError() {
 
 Admission::Admission(int32_t places_max, const std::vector<config::TenantOptions>& tenants)
     : places_max_(places_max), tenants_(tenants.size()) {
+  SetTenants(tenants);
+}
+
+void Admission::SetTenants(const std::vector<config::TenantOptions>& tenants) {
   for (size_t i = 0; i < tenants.size(); ++i) {
+    const int32_t rate = tenants[i].items_per_s_max;
     tenants_[i].places_max = tenants[i].inflight_items_max;
-    if (tenants[i].items_per_s_max > 0)
-      tenants_[i].item_ns = kSecondNs / tenants[i].items_per_s_max;
+    tenants_[i].item_ns = rate > 0 ? kSecondNs / rate : 0;
   }
 }
 
@@ -64,7 +68,8 @@ absl::Status Admission::Full(Request* request, int64_t mine) {
       static_cast<int32_t>(std::clamp<int64_t>(queue_us / 1000, 1, kRetryMsMax));
   return absl::ResourceExhaustedError(absl::StrCat(
       PlacesOf(*request), " items were sent while ", mine, " of yours wait or run, and the queue ",
-      "holds ", TenantOf(*request).places_max, "; try again in ", request->retry_after_ms, " ms"));
+      "holds ", TenantOf(*request).places_max.load(), "; try again in ", request->retry_after_ms,
+      " ms"));
 }
 
 void Admission::GiveBack(const Request& request, int32_t places) {
@@ -93,7 +98,8 @@ absl::Status Admission::TakePlaces(Request* request, int32_t places) {
 // never behind the real one; ahead of it by kBurstNs at most.
 absl::Status Admission::CountRate(Request* request, int32_t places) {
   Tenant& tenant = TenantOf(*request);
-  if (tenant.item_ns == 0) return absl::OkStatus();
+  const int64_t item_ns = tenant.item_ns.load(std::memory_order_relaxed);
+  if (item_ns == 0) return absl::OkStatus();
   const int64_t now_ns = request->arrived * 1000;
   int64_t before = tenant.rate_ns.load(std::memory_order_relaxed);
   int64_t begin = 0;
@@ -105,10 +111,10 @@ absl::Status Admission::CountRate(Request* request, int32_t places) {
       request->retry_after_ms = static_cast<int32_t>(
           std::clamp<int64_t>((begin - now_ns - kBurstNs) / 1'000'000 + 1, 1, kRetryMsMax));
       return absl::ResourceExhaustedError(absl::StrCat(
-          "items come faster than the ", kSecondNs / tenant.item_ns,
+          "items come faster than the ", kSecondNs / item_ns,
           " a second that your tenant may send; try again in ", request->retry_after_ms, " ms"));
     }
-  } while (!tenant.rate_ns.compare_exchange_weak(before, begin + places * tenant.item_ns,
+  } while (!tenant.rate_ns.compare_exchange_weak(before, begin + places * item_ns,
                                                  std::memory_order_relaxed));
   return absl::OkStatus();
 }

@@ -29,6 +29,9 @@ class Admission {
  public:
   Admission(int32_t places_max, const std::vector<config::TenantOptions>& tenants);
 
+  // From any thread: what each may have from now on; as many as at first.
+  void SetTenants(const std::vector<config::TenantOptions>& tenants);
+
   // Errors: RESOURCE_EXHAUSTED with request->retry_after_ms set; UNAVAILABLE once refused.
   absl::Status Offer(Request* request);
 
@@ -60,8 +63,8 @@ class Admission {
 
   // What one tenant has in the queue, and may.
   struct Tenant {
-    int64_t places_max = 0;
-    int64_t item_ns = 0;  // between items at the highest rate; 0: no bound
+    std::atomic<int64_t> places_max{0};
+    std::atomic<int64_t> item_ns{0};  // between items at the highest rate; 0: no bound
     std::atomic<int64_t> places_used{0};
     // When all that was sent so far would have come at the highest rate.
     std::atomic<int64_t> rate_ns{0};

@@ -60,6 +60,23 @@ void Engine::Parts::Drain() {
   doorbell_.Ring();
 }
 
+void Engine::Parts::SetTenants(std::vector<config::TenantOptions> tenants) {
+  admission_.SetTenants(tenants);
+  {
+    const std::lock_guard<std::mutex> lock(tenants_mutex_);
+    new_tenants_ = std::move(tenants);
+  }
+  has_new_tenants_.store(true);
+  doorbell_.Ring();
+}
+
+// The store is its turn's.
+void Engine::Parts::TakeTenants() {
+  has_new_tenants_.store(false);
+  const std::lock_guard<std::mutex> lock(tenants_mutex_);
+  store_->SetTenants(LimitsOf(new_tenants_));
+}
+
 EngineStats Engine::Parts::stats() const {
   EngineStats stats = answers_->Published();
   stats.staging_slots_used = staging_->slots_used();
@@ -72,7 +89,8 @@ EngineStats Engine::Parts::stats() const {
 bool Engine::Parts::RunTurn() {
   if (!fault_.ok() || is_drained_) return false;
   const TimeUs now = setup_.clock->NowUs();
-  bool has_worked = false;
+  bool has_worked = has_new_tenants_.load(std::memory_order_relaxed);
+  if (has_worked) TakeTenants();
   if (Request* const offered = admission_.TakeAll(); offered != nullptr) {
     intake_->Take(offered, MsOf(now));
     has_worked = true;
@@ -353,6 +371,9 @@ Staging& Engine::staging() { return parts_->staging(); }
 bool Engine::Step() { return parts_->Step(); }
 absl::Status Engine::Run() { return parts_->Run(); }
 void Engine::Drain() { parts_->Drain(); }
+void Engine::SetTenants(std::vector<config::TenantOptions> tenants) {
+  parts_->SetTenants(std::move(tenants));
+}
 EngineStats Engine::stats() const { return parts_->stats(); }
 const std::vector<ModelSetup>& Engine::models() const { return parts_->setup().models; }
 uint64_t Engine::incarnation() const { return parts_->setup().incarnation; }

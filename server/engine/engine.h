@@ -58,6 +58,9 @@ class Engine {
   // then sleeping when idle; Submit wakes it.
   absl::Status Run();
 
+  // From any thread: what each tenant may have from the next turn on; as many as at Start.
+  void SetTenants(std::vector<config::TenantOptions> tenants);
+
   // From any thread: refuse new work with UNAVAILABLE, finish what was taken, then Run returns.
   void Drain();
 

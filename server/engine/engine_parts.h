@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,6 +32,9 @@
 
 namespace fp8kvd::engine {
 
+// The store's half of them.
+std::vector<cache::TenantLimits> LimitsOf(const std::vector<config::TenantOptions>& tenants);
+
 // Who owns what, and the order of a turn; what a part does is said in its header.
 class Engine::Parts {
  public:
@@ -51,6 +55,7 @@ class Engine::Parts {
   bool Step() { return TakeTurn().has_worked; }
   absl::Status Run();
   void Drain();
+  void SetTenants(std::vector<config::TenantOptions> tenants);
   EngineStats stats() const;
   Staging& staging() { return *staging_; }
   const Setup& setup() const { return setup_; }
@@ -69,6 +74,7 @@ class Engine::Parts {
   TurnEnd TakeTurn();
   void TakeTurns();
   bool RunTurn();
+  void TakeTenants();
   bool Work();
   bool MustGather(const Batcher::Pick& pick, TimeUs now) const;
   bool LaunchDecode(const Batcher::Pick& pick, TimeUs now);
@@ -91,6 +97,9 @@ class Engine::Parts {
   Admission admission_;
   Doorbell doorbell_;
   std::atomic<bool> is_wanted_{false};  // a caller's turn left work for the engine's thread
+  std::mutex tenants_mutex_;
+  std::vector<config::TenantOptions> new_tenants_;  // guarded by tenants_mutex_
+  std::atomic<bool> has_new_tenants_{false};
   Turn turn_;
   // From here on all belongs to whoever holds the turn.
   FreedPages freed_;

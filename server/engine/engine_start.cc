@@ -30,11 +30,7 @@ absl::StatusOr<std::unique_ptr<cache::SeqStore>> MakeStore(
           .layers = group.layers, .window = group.window, .pages_total = model.group_pages[g]});
     }
   }
-  store.tenants.clear();
-  for (const config::TenantOptions& tenant : tenants) {
-    store.tenants.push_back(
-        {.seqs_max = tenant.seqs_max, .pages_share_max = tenant.pages_share_max});
-  }
+  store.tenants = LimitsOf(tenants);
   store.incarnation = incarnation;
   store.seqs_max = options.seqs_max;
   store.seq_len_max = options.seq_len_max;
@@ -156,6 +152,14 @@ void Engine::Parts::MakeSteps(std::unique_ptr<cache::SeqStore> store) {
   answers_ = std::make_unique<Answers>(context, &admission_);
   intake_ = std::make_unique<Intake>(context, &batcher_, answers_.get());
   answers_->Tell();  // so that stats() knows the pools
+}
+
+std::vector<cache::TenantLimits> LimitsOf(const std::vector<config::TenantOptions>& tenants) {
+  std::vector<cache::TenantLimits> limits;
+  for (const config::TenantOptions& tenant : tenants) {
+    limits.push_back({.seqs_max = tenant.seqs_max, .pages_share_max = tenant.pages_share_max});
+  }
+  return limits;
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const config::EngineOptions& options,

@@ -116,6 +116,25 @@ TEST_F(Locked, SighupReadsTheTokensAgain) {
   EXPECT_EQ(AskInfo(daemon_, Flags("next")), 0) << daemon_.log();
 }
 
+TEST_F(Locked, SighupTakesOverBoundsOfTenants) {
+  std::string before;
+  ASSERT_EQ(AskInfo(daemon_, Flags("alpha"), &before), 0) << before;
+  const std::filesystem::path path = daemon_.folder() / "config.textproto";
+  std::string config = ReadFile(path);
+  const std::string name = "name: \"a\"";
+  ASSERT_NE(config.find(name), std::string::npos);
+  config.insert(config.find(name) + name.size(), " pages_share_max: 0.25");
+  std::ofstream(path) << config;
+  daemon_.process().Kill(SIGHUP);
+  ASSERT_TRUE(WaitUntil([this] {
+    return daemon_.log().find("the tenants have other bounds") != std::string::npos;
+  })) << daemon_.log();
+  std::string after;  // a's own part of the pools
+  EXPECT_TRUE(WaitUntil([&] {
+    return AskInfo(daemon_, Flags("alpha"), &after) == 0 && after != before;
+  })) << after;
+}
+
 TEST_F(Locked, NoSecretComesOut) {
   EXPECT_EQ(AskInfo(daemon_, Flags("alpha")), 0);
   EXPECT_EQ(AskInfo(daemon_, Flags("next")), 1);

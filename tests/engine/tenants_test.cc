@@ -291,6 +291,32 @@ TEST(TenantBounds, ItemsComeNoFasterThanTheirRate) {
   EXPECT_EQ(sent(kA, 2000), 501);
 }
 
+TEST(TenantBounds, MayChangeWhileTheyAreHeld) {
+  RigOptions options = Tenants(2);
+  options.models[0].pages = 8;
+  Rig rig(options);
+  const cache::SeqHandle seq = Seq(rig, kA, 3 * kPageTokens);
+  options.tenants[0].pages_share_max = 0.25;
+  options.tenants[0].seqs_max = 1;
+  rig.engine->SetTenants(options.tenants);
+  rig.Settle();
+  const auto create = [&rig](TenantId tenant) {
+    ControlCall call(rig.engine, Op::kCreate);
+    call.request.tenant = tenant;
+    call.request.model = 0;
+    call.request.arrived = rig.clock.NowUs();
+    EXPECT_TRUE(call.Submit().ok());
+    rig.Settle();
+    return call.request.status;
+  };
+  EXPECT_TRUE(absl::IsResourceExhausted(create(kA)));  // it has more than it may, and keeps it
+  EXPECT_TRUE(create(kB).ok());
+  EXPECT_EQ(rig.engine->stats().tenants[0].pools[0].pages_total, 2);
+  EXPECT_EQ(rig.engine->stats().tenants[0].pools[0].pages_used, 3);
+  EXPECT_TRUE(rig.Control(Op::kFree, seq).ok());
+  EXPECT_TRUE(create(kA).ok());
+}
+
 TEST(TenantBounds, StagingThatOneHoldsLeavesAnothersPart) {
   Rig rig(Tenants(2));
   std::vector<engine::StagingSlot> held;
