@@ -53,24 +53,6 @@ SeqStore::SeqStore(StoreOptions options)
   page_ids_.reserve(pages_max);
 }
 
-void SeqStore::SetPages() {
-  for (ModelPools& model : models_) {
-    for (size_t g = 0; g < model.pools.size(); ++g) {
-      const auto pages_total = static_cast<double>(model.pools[g]->pages_total());
-      for (size_t t = 0; t < options_.tenants.size(); ++t) {
-        model.tenants[g][t].max =
-            static_cast<int64_t>(options_.tenants[t].pages_share_max * pages_total);
-      }
-    }
-  }
-}
-
-void SeqStore::SetTenants(const std::vector<TenantLimits>& tenants) {
-  FP8KVD_CHECK(!plan_open_ && tenants.size() == options_.tenants.size());
-  options_.tenants = tenants;
-  SetPages();
-}
-
 SeqStore::Seq& SeqStore::At(SeqIndex seq) {
   const auto index = static_cast<size_t>(seq);
   FP8KVD_CHECK(index < seqs_.size() && seqs_[index].occupied);
@@ -98,15 +80,6 @@ const BlockTable::Shape& SeqStore::Shape(const Seq& seq, Place place) const {
 
 PagePool& SeqStore::MutablePool(int32_t model, int32_t group) const {
   return *models_[static_cast<size_t>(model)].pools[static_cast<size_t>(group)];
-}
-
-TenantPages& SeqStore::PagesOfTenant(int32_t model, int32_t group, TenantId tenant) {
-  return models_[static_cast<size_t>(model)]
-      .tenants[static_cast<size_t>(group)][static_cast<size_t>(tenant)];
-}
-
-const TenantPages& SeqStore::PagesOfTenant(int32_t model, int32_t group, TenantId tenant) const {
-  return const_cast<SeqStore*>(this)->PagesOfTenant(model, group, tenant);
 }
 
 const PagePool& SeqStore::PagesOf(int32_t model, int32_t group) const {
@@ -167,11 +140,6 @@ absl::Status SeqStore::CheckRoom(int32_t model, int32_t group, TenantId tenant,
   return absl::ResourceExhaustedError(absl::StrCat(
       pages_needed, " pages to reserve in layer group ", group, ", ", pages_left, " of ", pages.max,
       " are left; expect fewer tokens, free sequences, or retry later"));
-}
-
-Charge SeqStore::ChargeOf(const Seq& seq, size_t group) {
-  const auto g = static_cast<int32_t>(group);
-  return {&PagesOf(seq.model, g), &PagesOfTenant(seq.model, g, seq.tenant)};
 }
 
 SeqHandle SeqStore::TakeIndex(const CreateArgs& args, int64_t now_ms) {
@@ -494,14 +462,6 @@ PoolStat SeqStore::Pool(int32_t model, int32_t group) const {
           .pages_free = pool.pages_free(),
           .pages_reserved = pool.pages_reserved(),
           .evictions_total = pool.evictions_total()};
-}
-
-PoolStat SeqStore::Pool(int32_t model, int32_t group, TenantId tenant) const {
-  const TenantPages& pages = PagesOfTenant(model, group, tenant);
-  return {.pages_total = pages.max,
-          .pages_used = pages.used,
-          .pages_free = pages.max - pages.used,
-          .pages_reserved = pages.reserved};
 }
 
 }  // namespace fp8kvd::cache

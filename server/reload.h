@@ -1,6 +1,6 @@
 // server/reload.h: SIGHUP: reads flags, environment and file again and takes over what can change
-// while the daemon runs: log_level, and the bounds of tenants. Of everything else it says that a restart is needed; a
-// configuration that is wrong changes nothing.
+// while the daemon runs: log_level, and the bounds of tenants. Of everything else it says that a
+// restart is needed; a configuration that is wrong changes nothing.
 #pragma once
 
 #include <functional>
