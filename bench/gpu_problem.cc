@@ -133,7 +133,8 @@ void Gpu::Fill(Precision precision, int32_t head_dim) {
                          1};
   Upload(&row, sizeof(row), kAppendRowsAt, scratch_);
   const auto* rows = reinterpret_cast<const AppendRow*>(scratch_ + kAppendRowsAt);
-  Must(LaunchAppend({rows, 1, head_dim, precision}, kTokens / kTileTokens, false, stream_),
+  Must(LaunchAppend({.params = {rows, 1, head_dim, precision}, .tiles_max = kTokens / kTileTokens},
+                    stream_),
        "filling");
   for (int64_t done = pages * block; done < kPoolBytes;) {
     const int64_t bytes = std::min(done, kPoolBytes - done);
@@ -250,8 +251,11 @@ double Gpu::DecodeUs(const Shape& shape, const Variant& variant) {
   return MedianUs(launches, [&](int32_t i) {
     const int64_t first = int64_t{i % problem.copies} * count;
     if (variant.with_append) {
-      Must(LaunchAppend({problem.device_appends + first, count, shape.head_dim, shape.precision},
-                        shape.kv_heads, true, stream_),
+      Must(LaunchAppend(
+               {.params = {problem.device_appends + first, count, shape.head_dim, shape.precision},
+                .tiles_max = shape.kv_heads,
+                .tables_settled = true},
+               stream_),
            "appending");
     }
     args.rows = problem.device_rows + first;
@@ -289,8 +293,10 @@ Gpu::Append Gpu::BulkAppend(Precision precision, int32_t head_dim, int32_t seqs,
   Append result{};
   result.us = MedianUs(std::max(20, problem.copies), [&](int32_t i) {
     const AppendRow* of_copy = problem.device_appends + int64_t{i % problem.copies} * seqs;
-    Must(LaunchAppend({of_copy, seqs, head_dim, precision},
-                      (n + kTileTokens - 1) / kTileTokens * kv_heads, true, stream_),
+    Must(LaunchAppend({.params = {of_copy, seqs, head_dim, precision},
+                       .tiles_max = (n + kTileTokens - 1) / kTileTokens * kv_heads,
+                       .tables_settled = true},
+                      stream_),
          "appending");
   });
   result.bytes = 4 * elements * seqs + shape.KvBytes();

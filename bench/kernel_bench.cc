@@ -18,15 +18,15 @@ namespace fp8kvd::bench {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: fp8kv_kernel_bench [--json=FILE] [--commit=HASH] [--only=NAMED|ALL]\n"
+    "usage: fp8kv_kernel_bench [--json=FILE] [--commit=HASH] [--only=NAMED|APPEND|ALL]\n"
     "  --json    writes all results there\n"
     "  --commit  is written into the JSON\n"
-    "  --only    NAMED: the named cells alone\n";
+    "  --only    NAMED: the named cells alone; APPEND: appends, and decodes after an append\n";
 
 struct Flags {
   std::string json;
   std::string commit;
-  bool named_only = false;
+  std::string only = "ALL";
 };
 
 bool ParseFlags(int argc, char** argv, Flags* flags) {
@@ -36,8 +36,8 @@ bool ParseFlags(int argc, char** argv, Flags* flags) {
       flags->json = arg.substr(std::strlen("--json="));
     } else if (arg.rfind("--commit=", 0) == 0) {
       flags->commit = arg.substr(std::strlen("--commit="));
-    } else if (arg == "--only=NAMED" || arg == "--only=ALL") {
-      flags->named_only = arg == "--only=NAMED";
+    } else if (arg == "--only=NAMED" || arg == "--only=APPEND" || arg == "--only=ALL") {
+      flags->only = arg.substr(std::strlen("--only="));
     } else {
       return false;
     }
@@ -302,8 +302,10 @@ int Main(int argc, char** argv) {
   }
   Bench bench;
   const std::vector<Cell> named = NamedCells();
-  bench.Decode(named);
-  if (!flags.named_only) {
+  const std::vector<Cell> steps = {{"64 x 8192", Uniform(64, 8192, 64, 8)},
+                                   {"64 x 1024", Uniform(64, 1024, 64, 8)}};
+  bench.Decode(flags.only == "APPEND" ? steps : named);
+  if (flags.only == "ALL") {
     bench.Decode(OtherCells());
     Variant invariant;
     invariant.batch_invariant = true;
@@ -311,11 +313,11 @@ int Main(int argc, char** argv) {
     Variant generic;
     generic.sm = 80;
     bench.Variants(named, generic, "generic", bench.generic());
+  }
+  if (flags.only != "NAMED") {
     Variant step;
     step.with_append = true;
-    bench.Variants(
-        {{"64 x 8192", Uniform(64, 8192, 64, 8)}, {"64 x 1024", Uniform(64, 1024, 64, 8)}}, step,
-        "append and decode", bench.step_with_append());
+    bench.Variants(steps, step, "append and decode", bench.step_with_append());
     bench.BulkAppends();
   }
   if (!flags.json.empty()) {

@@ -119,7 +119,8 @@ struct EngineOptions {
   // only makes a late item wait.
   int32_t launches_inflight_max = 2;
   // Pinned memory for rows and replies in flight, taken once at start. Too little answers
-  // RESOURCE_EXHAUSTED under load; it must hold one message of message_bytes_max and its reply.
+  // RESOURCE_EXHAUSTED under load; it must hold one message of message_bytes_max and its reply. A
+  // GPU takes as much of its own memory beside it.
   int64_t staging_bytes = int64_t{256} << 20;
   // Messages that hold a part of it at a time.
   int32_t staging_slots = 1024;

@@ -1,9 +1,7 @@
 #include "kernels/cuda/backend.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -15,24 +13,27 @@
 #include "config/base/limits.h"
 #include "kernels/cuda/any/append.h"
 #include "kernels/cuda/any/copy.h"
-#include "kernels/cuda/any/merge.h"
+#include "kernels/cuda/decode_launches.h"
 #include "kernels/cuda/decode_table.h"
+#include "kernels/cuda/fences.h"
 #include "kernels/cuda/launch_shape.h"
 #include "kernels/cuda/memory.h"
+#include "kernels/cuda/nvtx.h"
 #include "kernels/cuda/page_layout.h"
-#include "kernels/cuda/upload_ring.h"
+#include "kernels/cuda/staging_twins.h"
+#include "kernels/cuda/step_inputs.h"
+#include "kernels/cuda/step_outputs.h"
+#include "kernels/cuda/step_path.h"
+#include "kernels/cuda/warm_up.h"
 #include "kernels/cuda/writes.h"
 
 namespace fp8kvd::kernels::cuda {
 namespace {
 
-// As many of T as one upload carries.
 template <class T>
-constexpr int64_t kPerUpload = UploadRing::kSlotBytes / static_cast<int64_t>(sizeof(T));
+constexpr int64_t kPerUpload = StepInputs::kPerUpload<T>;
 static_assert(kPerUpload<DecodeRow> >= kItemsMax, "the rows of a launch are one upload");
-
-// The largest sum of units that the kernels' 32-bit counters take.
-constexpr int64_t kLaunchUnitsMax = (int64_t{1} << 31) - 1;
+static_assert(kPerUpload<AppendRow> >= kItemsMax && kPerUpload<RangeCopy> >= 2 * kItemsMax);
 
 class CudaBackend final : public Backend {
  public:
@@ -63,8 +64,6 @@ class CudaBackend final : public Backend {
   int64_t allocations() const override { return allocations_; }
 
  private:
-  static constexpr int32_t kFences = 256;
-
   explicit CudaBackend(const CudaOptions& options) : options_(options) {}
   absl::Status Init();
 
@@ -72,39 +71,28 @@ class CudaBackend final : public Backend {
   // one at a time. Costs a comparison once a thread is bound.
   absl::Status BindThread() const;
 
-  // A launch's array on its way to the device.
-  template <class T>
-  absl::StatusOr<const T*> Upload(absl::Span<const T> values);
+  // What is kept back goes first; whatever is queued now is no marked decode.
+  absl::Status Flush();
 
-  absl::Status NoKernel(const KernelShape& shape) const;
-  // Items of a launch; with batch_invariant each leaves a piece.
-  int64_t ItemsMax(const DecodeKernel& kernel, bool batch_invariant) const;
-  // How many rows from the front one launch takes; at least one.
-  int64_t RowsOfLaunch(absl::Span<const DecodeRow> rows, const DecodeParams& params,
-                       const DecodeKernel& kernel) const;
-  absl::Status DecodeRows(absl::Span<const DecodeRow> rows, const DecodeParams& params,
-                          const DecodeKernel& kernel);
-
+  // Of kItemsMax rows at most: brings their queries, decodes, and brings the results back.
+  absl::Status DecodeStep(absl::Span<DecodeRow> rows, const DecodeParams& params);
+  // The same by the path kNear.
+  absl::Status DecodeNear(absl::Span<DecodeRow> rows, const DecodeParams& params);
   const CudaOptions options_;
   int32_t sm_ = 80;  // rows of the table that are used
   cudaDeviceProp properties_{};
-  DeviceLimits limits_{};
   cudaStream_t stream_ = nullptr;
-  UploadRing uploads_;
   int64_t allocations_ = 0;
   std::vector<DeviceBytes> device_memory_;
-  std::vector<PinnedBytes> pinned_memory_;
+  StagingTwins staging_;
 
-  DeviceBytes pieces_;
-  int64_t piece_floats_ = 0;  // room in pieces_
-  DeviceBytes arrivals_;
-  DeviceBytes row_items_;
   Writes writes_;
-  std::vector<DecodeRow> sorted_rows_;  // room for kItemsMax
-
-  std::array<cudaEvent_t, kFences> fences_{};
-  uint64_t fences_taken_ = 0;
-  uint64_t fences_passed_ = 0;
+  StepInputs inputs_{&staging_, &writes_};
+  StepOutputs outputs_{&staging_};
+  Fences fences_;
+  DecodeLaunches decodes_{&inputs_, &writes_, &fences_};
+  WarmUpMemory warm_{};
+  std::vector<DecodeRow> rows_;  // room for kItemsMax
 };
 
 absl::StatusOr<std::unique_ptr<Backend>> CudaBackend::Make(const CudaOptions& options) {
@@ -140,25 +128,22 @@ absl::Status CudaBackend::Init() {
   const bool has_own = std::any_of(DecodeTable().begin(), DecodeTable().end(),
                                    [](const DecodeKernel& kernel) { return kernel.sm == 90; });
   sm_ = is_hopper && has_own && !options_.generic_kernels ? 90 : 80;
-  limits_ = {properties_.multiProcessorCount,
-             static_cast<int32_t>(properties_.sharedMemPerMultiprocessor),
-             static_cast<int32_t>(properties_.sharedMemPerBlockOptin)};
   status = ToStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
   if (!status.ok()) return status;
-  for (cudaEvent_t& event : fences_) {
-    status = ToStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
-    if (!status.ok()) return status;
-  }
-  sorted_rows_.reserve(kItemsMax);
+  rows_.reserve(kItemsMax);
   ++allocations_;
-  return uploads_.Init(stream_);
+  status = fences_.Init();
+  if (status.ok()) status = outputs_.Init(stream_);
+  if (status.ok()) status = inputs_.Init(stream_);
+  const DeviceLimits limits = {properties_.multiProcessorCount,
+                               static_cast<int32_t>(properties_.sharedMemPerMultiprocessor),
+                               static_cast<int32_t>(properties_.sharedMemPerBlockOptin)};
+  decodes_.Init(sm_, limits, stream_);
+  return status;
 }
 
 CudaBackend::~CudaBackend() {
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
-  for (cudaEvent_t event : fences_) {
-    if (event != nullptr) cudaEventDestroy(event);
-  }
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
@@ -205,86 +190,51 @@ absl::StatusOr<int32_t*> CudaBackend::AllocTable(int64_t entries) {
 }
 
 absl::StatusOr<uint8_t*> CudaBackend::AllocStaging(int64_t bytes) {
-  auto memory = AllocPinned(bytes);
-  if (!memory.ok()) return memory.status();
   ++allocations_;
-  pinned_memory_.push_back(*std::move(memory));
-  return pinned_memory_.back().get();
-}
-
-absl::Status CudaBackend::NoKernel(const KernelShape& shape) const {
-  std::string known;
-  for (const DecodeKernel& kernel : DecodeTable()) {
-    const std::string dim = std::to_string(kernel.head_dim);
-    if (kernel.sm == sm_ && known.find(dim) == std::string::npos) known += " " + dim;
-  }
-  return absl::UnimplementedError("no kernel for head_dim " + std::to_string(shape.head_dim) +
-                                  ", group " + std::to_string(shape.group) +
-                                  "; there are kernels for head_dim" + known + ", groups 1 to " +
-                                  std::to_string(kGroupMax));
+  return staging_.Alloc(bytes);
 }
 
 absl::Status CudaBackend::WarmUp(absl::Span<const KernelShape> shapes, int32_t rows_max,
                                  int32_t q_len_max, int32_t q_heads_max) {
   FP8KVD_CHECK(rows_max <= kItemsMax);
-  int64_t floats = 0;
-  for (const KernelShape& shape : shapes) {
-    const DecodeKernel* any = FindDecodeKernel(sm_, shape.precision, shape.head_dim, 1);
-    if (any == nullptr || shape.group < 1 || shape.group > kGroupMax) return NoKernel(shape);
-    for (const DecodeKernel& kernel : DecodeTable()) {
-      if (kernel.sm != sm_ || kernel.precision != shape.precision ||
-          kernel.head_dim != shape.head_dim) {
-        continue;
-      }
-      const absl::Status status =
-          ToStatus(kernel.prepare(limits_.shared_per_cta), "loading a decode kernel");
-      if (!status.ok()) return status;
-      const int32_t blocks = CeilDiv(q_len_max * shape.group, kernel.grain.columns);
-      const int64_t kv_heads = q_heads_max / shape.group;
-      const int64_t pieces =
-          std::max(ShapePiecesMax(limits_), kv_heads * (int64_t{kInvariantItemsMax} + blocks));
-      floats = std::max(floats, pieces * PieceFloats(kernel.grain.columns, kernel.head_dim));
-    }
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
+  const absl::Status status = decodes_.Prepare(shapes, q_len_max, q_heads_max, &allocations_);
+  if (!status.ok()) return status;
+  if (warm_.pool == nullptr) {
+    const auto pool = AllocPool(WarmUpMemory::kPoolBytes);
+    const auto table = AllocTable(1);
+    const auto staging = AllocStaging(WarmUpMemory::kStagingBytes);
+    if (!pool.ok()) return pool.status();
+    if (!table.ok()) return table.status();
+    if (!staging.ok()) return staging.status();
+    warm_ = {*pool, *table, *staging};
   }
-  if (floats > piece_floats_) {
-    auto pieces = AllocDevice(floats * int64_t{sizeof(float)});
-    if (!pieces.ok()) return pieces.status();
-    pieces_ = *std::move(pieces);
-    piece_floats_ = floats;
-    ++allocations_;
-  }
-  if (arrivals_ == nullptr) {
-    auto arrivals = AllocDevice(int64_t{ShapeCtasMax(limits_)} * 4);
-    if (!arrivals.ok()) return arrivals.status();
-    arrivals_ = *std::move(arrivals);
-    auto row_items = AllocDevice(int64_t{kItemsMax} * 4);
-    if (!row_items.ok()) return row_items.status();
-    row_items_ = *std::move(row_items);
-    allocations_ += 2;
-  }
-  return ToStatus(cudaDeviceSynchronize(), "warming up");
+  return RunEveryKernel(this, shapes, q_len_max, warm_);
 }
 
-template <class T>
-absl::StatusOr<const T*> CudaBackend::Upload(absl::Span<const T> values) {
-  absl::StatusOr<uint8_t*> to = uploads_.Next();
-  if (!to.ok()) return to.status();
-  const int64_t bytes = static_cast<int64_t>(values.size() * sizeof(T));
-  std::memcpy(*to, values.data(), bytes);
-  absl::StatusOr<const uint8_t*> at = uploads_.Send(bytes);
-  if (!at.ok()) return at.status();
-  return reinterpret_cast<const T*>(*at);
+absl::Status CudaBackend::Flush() {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
+  fences_.SetMarked(false);
+  return inputs_.Flush(options_.step);
 }
 
 absl::Status CudaBackend::UpdateTables(absl::Span<const TableEdit> edits) {
-  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
+  const ProfilerRange range("fp8kvd tables");
+  if (absl::Status flushed = Flush(); !flushed.ok()) return flushed;
   while (!edits.empty()) {
     const auto some = edits.subspan(0, kPerUpload<TableEdit>);
-    const auto at = Upload(some);
-    if (!at.ok()) return at.status();
-    const absl::Status status = ToStatus(
-        LaunchTableEdits(*at, static_cast<int32_t>(some.size()), stream_), "editing block tables");
-    if (!status.ok()) return status;
+    const auto count = static_cast<int32_t>(some.size());
+    cudaError_t error = cudaSuccess;
+    if (count <= NearEdits::kMax) {
+      NearEdits near;
+      std::copy(some.begin(), some.end(), near.edits);
+      error = LaunchNearEdits(near, count, stream_);
+    } else {
+      const auto at = inputs_.Upload(some);
+      if (!at.ok()) return at.status();
+      error = LaunchTableEdits(*at, count, stream_);
+    }
+    if (absl::Status status = ToStatus(error, "editing block tables"); !status.ok()) return status;
     edits.remove_prefix(some.size());
     writes_.Tables();
   }
@@ -292,10 +242,11 @@ absl::Status CudaBackend::UpdateTables(absl::Span<const TableEdit> edits) {
 }
 
 absl::Status CudaBackend::CopyPages(absl::Span<const PageCopy> copies) {
-  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
+  const ProfilerRange range("fp8kvd copy pages");
+  if (absl::Status flushed = Flush(); !flushed.ok()) return flushed;
   while (!copies.empty()) {
     const auto some = copies.subspan(0, kPerUpload<PageCopy>);
-    const auto at = Upload(some);
+    const auto at = inputs_.Upload(some);
     if (!at.ok()) return at.status();
     int64_t bytes_max = 0;
     for (const PageCopy& copy : some) bytes_max = std::max(bytes_max, copy.bytes);
@@ -310,124 +261,70 @@ absl::Status CudaBackend::CopyPages(absl::Span<const PageCopy> copies) {
 }
 
 absl::Status CudaBackend::Append(const AppendParams& params) {
-  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
-  absl::Span<const AppendRow> rows(params.rows, params.rows_count);
-  while (!rows.empty()) {
-    const auto some = rows.subspan(0, kPerUpload<AppendRow>);
-    const auto at = Upload(some);
-    if (!at.ok()) return at.status();
-    int32_t tiles_max = 0;
-    for (const AppendRow& row : some) {
-      const int32_t tiles = (row.pos + row.n - 1) / kTileTokens - row.pos / kTileTokens + 1;
-      tiles_max = std::max(tiles_max, tiles * row.kv_heads);
-    }
-    const AppendParams on_device = {*at, static_cast<int32_t>(some.size()), params.head_dim,
-                                    params.precision};
-    const absl::Status status = ToStatus(
-        LaunchAppend(on_device, tiles_max, writes_.tables_settled(), stream_), "appending");
-    if (!status.ok()) return status;
-    rows.remove_prefix(some.size());
-    writes_.Append(some);
-  }
-  return absl::OkStatus();
+  const ProfilerRange range("fp8kvd append");
+  if (absl::Status flushed = Flush(); !flushed.ok()) return flushed;
+  return inputs_.Append(params, options_.step);
 }
 
 absl::Status CudaBackend::Decode(const DecodeParams& params) {
+  const ProfilerRange range("fp8kvd decode");
   if (absl::Status bound = BindThread(); !bound.ok()) return bound;
-  const absl::Span<const DecodeRow> rows(params.rows, params.rows_count);
-  int32_t columns_max = 0;
-  for (const DecodeRow& row : rows) columns_max = std::max(columns_max, row.q_len * params.group);
-  const auto kernel_for = [&](int32_t columns) {
-    return FindDecodeKernel(sm_, params.precision, params.head_dim, columns);
-  };
-  if (kernel_for(columns_max) == nullptr) {
-    return NoKernel({params.head_dim, params.group, params.precision});
-  }
-  if (!params.batch_invariant) return DecodeRows(rows, params, *kernel_for(columns_max));
-  // Which kernel a row gets must follow from the row alone, so there is a launch for each.
-  for (const DecodeKernel& kernel : DecodeTable()) {
-    sorted_rows_.clear();
-    for (const DecodeRow& row : rows) {
-      if (kernel_for(row.q_len * params.group) == &kernel) sorted_rows_.push_back(row);
+  fences_.SetMarked(false);
+  absl::Status known = decodes_.CheckShape({params.head_dim, params.group, params.precision});
+  if (!known.ok()) return known;
+  absl::Span<const DecodeRow> rows(params.rows, params.rows_count);
+  while (!rows.empty()) {
+    const auto some = rows.subspan(0, kItemsMax);
+    rows_.assign(some.begin(), some.end());
+    if (absl::Status status = DecodeStep(absl::MakeSpan(rows_), params); !status.ok()) {
+      return status;
     }
-    const absl::Status status = DecodeRows(sorted_rows_, params, kernel);
-    if (!status.ok()) return status;
+    rows.remove_prefix(some.size());
   }
   return absl::OkStatus();
 }
 
-int64_t CudaBackend::ItemsMax(const DecodeKernel& kernel, bool batch_invariant) const {
-  return batch_invariant ? piece_floats_ / PieceFloats(kernel.grain.columns, kernel.head_dim)
-                         : kLaunchUnitsMax;
-}
-
-int64_t CudaBackend::RowsOfLaunch(absl::Span<const DecodeRow> rows, const DecodeParams& params,
-                                  const DecodeKernel& kernel) const {
-  const int64_t items_max = ItemsMax(kernel, params.batch_invariant);
-  int64_t units = 0;
-  int64_t items = 0;
-  int64_t count = 0;
-  for (const DecodeRow& row : rows.subspan(0, kItemsMax)) {
-    const LaunchWork work = WorkOfRows(absl::MakeConstSpan(&row, 1), params.group, kernel.grain,
-                                       params.batch_invariant);
-    units += work.units;
-    items += work.items;
-    if (count > 0 && (units > kLaunchUnitsMax || items > items_max)) break;
-    ++count;
+absl::Status CudaBackend::DecodeStep(absl::Span<DecodeRow> rows, const DecodeParams& params) {
+  if (!inputs_.Fits(params)) {
+    if (absl::Status status = inputs_.Flush(options_.step); !status.ok()) return status;
   }
-  return count;
+  StepSize size = inputs_.Measure(rows, params);
+  size.out_ranges = outputs_.List(rows, params);
+  const StepPath path = PathFor(size, options_.step);
+  if (path == StepPath::kNear) return DecodeNear(rows, params);
+  absl::Status status = inputs_.Bring(path, rows, params);
+  if (!status.ok()) return status;
+  const bool is_copied_out = CopiesOut(size, options_.step) && outputs_.Turn(rows, params);
+  status = decodes_.Run(rows, params, path, /*may_mark=*/!is_copied_out);
+  if (status.ok() && is_copied_out) status = outputs_.CopyOut();
+  return status;
 }
 
-absl::Status CudaBackend::DecodeRows(absl::Span<const DecodeRow> rows, const DecodeParams& params,
-                                     const DecodeKernel& kernel) {
-  while (!rows.empty()) {
-    const auto some = rows.subspan(0, RowsOfLaunch(rows, params, kernel));
-    const auto at = Upload(some);
-    if (!at.ok()) return at.status();
-    DecodeArgs args{};
-    args.rows = *at;
-    args.rows_count = static_cast<int32_t>(some.size());
-    args.group = params.group;
-    args.group_inverse = GroupInverse(params.group);
-    args.out_type = params.out_type;
-    args.batch_invariant = params.batch_invariant;
-    args.cache = writes_.StateFor(some);
-    args.pieces = reinterpret_cast<float*>(pieces_.get());
-    args.arrivals = reinterpret_cast<uint32_t*>(arrivals_.get());
-    args.row_items = reinterpret_cast<int32_t*>(row_items_.get());
-    const LaunchWork work = WorkOfRows(some, params.group, kernel.grain, params.batch_invariant);
-    const int64_t items_max = ItemsMax(kernel, params.batch_invariant);
-    if (work.units > kLaunchUnitsMax || work.items > items_max) {
-      return absl::InvalidArgumentError("a row of " + std::to_string(work.items) +
-                                        " items, one launch takes " + std::to_string(items_max) +
-                                        " after WarmUp; ask for fewer query tokens at once");
-    }
-    const LaunchShape shape = ShapeFor(kernel, limits_, args.rows_count, work);
-    absl::Status status = ToStatus(kernel.launch(args, shape, stream_), "decoding");
-    if (status.ok() && params.batch_invariant) {
-      int32_t columns_max = 0;
-      for (const DecodeRow& row : some) {
-        columns_max = std::max(columns_max, row.q_len * row.kv_heads * params.group);
-      }
-      status = ToStatus(
-          LaunchMerge(args, params.precision, params.head_dim, kernel.grain, columns_max, stream_),
-          "merging");
-    }
+absl::Status CudaBackend::DecodeNear(absl::Span<DecodeRow> rows, const DecodeParams& params) {
+  if (!inputs_.KeptFollows(rows)) {
+    if (absl::Status status = inputs_.Flush(options_.step); !status.ok()) return status;
+  }
+  // batch_invariant: the merge of all rows is one launch, and so are they.
+  const size_t part_rows = params.batch_invariant ? rows.size() : NearRows::kMax;
+  for (size_t first = 0; first < rows.size(); first += part_rows) {
+    const absl::Span<DecodeRow> part = rows.subspan(first, part_rows);
+    const bool is_last = first + part_rows >= rows.size();
+    const StepPath path = part.size() <= NearRows::kMax ? StepPath::kNear : StepPath::kFetch;
+    absl::Status status = inputs_.Bring(path, part, params);
+    if (status.ok()) status = decodes_.Run(part, params, path, /*may_mark=*/is_last);
     if (!status.ok()) return status;
-    writes_.Decode();
-    rows.remove_prefix(some.size());
   }
   return absl::OkStatus();
 }
 
 absl::Status CudaBackend::Poison(uint8_t* pool_bytes, int64_t bytes) {
-  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
+  if (absl::Status flushed = Flush(); !flushed.ok()) return flushed;
   writes_.Other();
   return ToStatus(cudaMemsetAsync(pool_bytes, 0xFF, bytes, stream_), "poisoning pages");
 }
 
 absl::Status CudaBackend::Read(const uint8_t* pool_bytes, absl::Span<uint8_t> host) {
-  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
+  if (absl::Status flushed = Flush(); !flushed.ok()) return flushed;
   const absl::Status status = ToStatus(
       cudaMemcpyAsync(host.data(), pool_bytes, host.size(), cudaMemcpyDeviceToHost, stream_),
       "reading pages");
@@ -436,7 +333,7 @@ absl::Status CudaBackend::Read(const uint8_t* pool_bytes, absl::Span<uint8_t> ho
 }
 
 absl::Status CudaBackend::Write(uint8_t* pool_bytes, absl::Span<const uint8_t> host) {
-  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
+  if (absl::Status flushed = Flush(); !flushed.ok()) return flushed;
   writes_.Other();
   const absl::Status status = ToStatus(
       cudaMemcpyAsync(pool_bytes, host.data(), host.size(), cudaMemcpyHostToDevice, stream_),
@@ -447,29 +344,15 @@ absl::Status CudaBackend::Write(uint8_t* pool_bytes, absl::Span<const uint8_t> h
 
 absl::StatusOr<FenceId> CudaBackend::Fence() {
   if (absl::Status bound = BindThread(); !bound.ok()) return bound;
-  const uint64_t fence = fences_taken_ + 1;
-  const cudaEvent_t event = fences_[fence % kFences];
-  if (fence > kFences && fences_passed_ < fence - kFences) {
-    const absl::Status status =
-        ToStatus(cudaEventSynchronize(event), "waiting for a fence of long ago");
-    if (!status.ok()) return status;
-    fences_passed_ = fence - kFences;
+  if (inputs_.has_kept()) {
+    if (absl::Status flushed = Flush(); !flushed.ok()) return flushed;
   }
-  const absl::Status status = ToStatus(cudaEventRecord(event, stream_), "setting a fence");
-  if (!status.ok()) return status;
-  fences_taken_ = fence;
-  return FenceId{fence};
+  const absl::StatusOr<cudaStream_t> stream = outputs_.Join();
+  if (!stream.ok()) return stream.status();
+  return fences_.Take(*stream);
 }
 
-absl::StatusOr<bool> CudaBackend::Passed(FenceId fence) {
-  if (fence.value <= fences_passed_) return true;
-  const cudaError_t error = cudaEventQuery(fences_[fence.value % kFences]);
-  if (error == cudaErrorNotReady) return false;
-  const absl::Status status = ToStatus(error, "asking for a fence");
-  if (!status.ok()) return status;
-  fences_passed_ = fence.value;
-  return true;
-}
+absl::StatusOr<bool> CudaBackend::Passed(FenceId fence) { return fences_.Passed(fence); }
 
 }  // namespace
 

@@ -1,7 +1,7 @@
-// kernels/cuda/backend.h: kernels::Backend on one CUDA device, over one stream. Staging memory is
-// pinned host memory that the kernels read and write over the bus; tables and pools are device
-// memory. Every call queues and returns; nothing here waits for the device but Read, Write, and a
-// caller that is tens of launches ahead of it.
+// kernels/cuda/backend.h: kernels::Backend on one CUDA device. Launches go over one stream; staging
+// memory is pinned host memory whose bytes kernels or the copy engines fetch and bring back
+// (step_path.h); tables and pools are device memory. Every call queues and returns; nothing here
+// waits for the device but WarmUp, Read, Write, and a caller that is tens of launches ahead of it.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/backend.h"
+#include "kernels/cuda/step_path.h"
 
 namespace fp8kvd::kernels::cuda {
 
@@ -17,6 +18,7 @@ struct CudaOptions {
   int32_t device = 0;
   // Runs the kernels that need nothing newer than sm_80, also where the device has its own.
   bool generic_kernels = false;
+  StepLimits step;
 };
 
 // NOT_FOUND without a driver or device, INVALID_ARGUMENT for a device that is not among those here,

@@ -17,8 +17,24 @@ enum class CacheState : uint8_t {
   kUnsettled,     // anything
 };
 
+// Rows that travel with the launch itself, where an upload would cost more than it carries.
+struct NearRows {
+  static constexpr int32_t kMax = 16;
+  // Kernels of more query columns have no register to spare for them.
+  static constexpr int32_t kColumnsMax = 8;
+  DecodeRow rows[kMax];
+};
+
+// Tells the host that a launch is done: when its last CTA is, `value` is stored to `flag`.
+struct DoneMark {
+  uint32_t* flag;      // pinned host memory; null: nobody asks
+  uint32_t* arrivals;  // device memory, 0 before and after
+  uint32_t value;
+};
+
 struct DecodeArgs {
-  const DecodeRow* rows;  // device memory, as all that rows point to
+  // Device memory, as all that rows point to; out, lse and sink_logits may be pinned host memory.
+  const DecodeRow* rows;
   int32_t rows_count;
   int32_t group;
   int32_t group_inverse;  // GroupInverse(group)
@@ -30,6 +46,10 @@ struct DecodeArgs {
   float* pieces;       // PiecesNeeded times PieceFloats; batch_invariant: one for each item
   uint32_t* arrivals;  // [ctas], zero before and after
   int32_t* row_items;  // [rows_count], batch_invariant only: items of the rows before
+
+  // Host memory: the rows, in place of `rows`. Null: they are where rows says.
+  const NearRows* near;
+  DoneMark done;
 };
 
 // How a launch is laid over the device. Speed alone depends on it, as long as rows keep the pairs

@@ -25,15 +25,16 @@ absl::Status UploadRing::Init(cudaStream_t stream) {
 }
 
 absl::StatusOr<uint8_t*> UploadRing::Next() {
-  if (sent_ % kHalf == 0 && sent_ > 0) {
-    const int64_t half = sent_ / kHalf;  // that begins now
-    absl::Status status = ToStatus(cudaEventRecord(half_read_[(half - 1) % 2], stream_),
-                                   "recording that uploads were read");
-    if (status.ok() && half >= 2) {
-      status = ToStatus(cudaEventSynchronize(half_read_[half % 2]), "waiting for uploads");
-    }
-    if (!status.ok()) return status;
+  const int64_t half = sent_ / kHalf;  // that the slot is in, counted from the start
+  const int64_t in_half = sent_ % kHalf;
+  absl::Status status;
+  if (in_half == kLag && half >= 1) {
+    status = ToStatus(cudaEventRecord(half_read_[(half - 1) % 2], stream_),
+                      "recording that uploads were read");
+  } else if (in_half == 0 && half >= 2) {
+    status = ToStatus(cudaEventSynchronize(half_read_[half % 2]), "waiting for uploads");
   }
+  if (!status.ok()) return status;
   return pinned_.get() + sent_ % kSlots * kSlotBytes;
 }
 

@@ -38,13 +38,15 @@ class UploadRing {
  private:
   static constexpr int32_t kSlots = 64;
   static constexpr int32_t kHalf = kSlots / 2;
+  // Uploads that a caller sends before it queues the launch that reads them, at most.
+  static constexpr int32_t kLag = 8;
 
   cudaStream_t stream_ = nullptr;
   PinnedBytes pinned_;
   DeviceBytes device_;
   int64_t sent_ = 0;
-  // Recorded when the last slot of each half has been sent and the first one after it is asked for:
-  // by then the launches that read the half are queued.
+  // Recorded kLag slots after the last one of each half: by then the launches that read the half
+  // are queued.
   std::array<cudaEvent_t, 2> half_read_{};
 };
 

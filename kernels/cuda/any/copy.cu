@@ -18,12 +18,16 @@ __global__ void __launch_bounds__(kThreads) CopyPagesKernel(const PageCopy* copi
   }
 }
 
+// edits: null: near.
 __global__ void __launch_bounds__(kThreads)
-    TableEditsKernel(const TableEdit* edits, int32_t count) {
+    TableEditsKernel(const TableEdit* edits, int32_t count,
+                     const __grid_constant__ NearEdits near) {
   WaitForPreviousLaunch();
   LetNextLaunchStart();
   const int32_t i = blockIdx.x * kThreads + threadIdx.x;
-  if (i < count) *edits[i].at = edits[i].page;
+  if (i >= count) return;
+  const TableEdit edit = edits == nullptr ? near.edits[i] : edits[i];
+  *edit.at = edit.page;
 }
 
 }  // namespace
@@ -39,7 +43,12 @@ cudaError_t LaunchCopyPages(const PageCopy* copies, int32_t count, int64_t bytes
 
 cudaError_t LaunchTableEdits(const TableEdit* edits, int32_t count, cudaStream_t stream) {
   return LaunchAfterPrevious(TableEditsKernel, dim3((count + kThreads - 1) / kThreads),
-                             dim3(kThreads), 0, stream, edits, count);
+                             dim3(kThreads), 0, stream, edits, count, NearEdits{});
+}
+
+cudaError_t LaunchNearEdits(const NearEdits& near, int32_t count, cudaStream_t stream) {
+  return LaunchAfterPrevious(TableEditsKernel, dim3(1), dim3(kThreads), 0, stream,
+                             static_cast<const TableEdit*>(nullptr), count, near);
 }
 
 }  // namespace fp8kvd::kernels::cuda

@@ -14,4 +14,11 @@ cudaError_t LaunchCopyPages(const PageCopy* copies, int32_t count, int64_t bytes
 // edits: [count] in device memory, no two of the same place.
 cudaError_t LaunchTableEdits(const TableEdit* edits, int32_t count, cudaStream_t stream);
 
+// The same for a few edits that travel with the launch.
+struct NearEdits {
+  static constexpr int32_t kMax = 64;
+  TableEdit edits[kMax];
+};
+cudaError_t LaunchNearEdits(const NearEdits& near, int32_t count, cudaStream_t stream);
+
 }  // namespace fp8kvd::kernels::cuda

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "kernels/cuda/page_layout.h"
 #include "kernels/reference/append.h"
 #include "tests/kernels/cases.h"
+#include "tests/kernels/cuda/append_checks.h"
 #include "tests/kernels/run_case.h"
 
 namespace fp8kvd::kernels::cuda {
@@ -66,147 +68,6 @@ Case Ragged(Precision precision, int32_t head_dim, int32_t group, int32_t rows, 
 
 std::string LaunchCase(BackendDevice& device, const Case& c, Answer* answer) {
   return cases::Launch(device, c, cases::MakeData(c), Unseen::kPoison, answer);
-}
-
-// ---- Append ----
-
-// One block of the cache as a test reads it.
-template <Precision kPrecision>
-struct BlockView {
-  const uint8_t* block;
-  int32_t head_dim;
-
-  const uint8_t* Tile(int32_t token) const {
-    return block + token / kTileTokens * TileBytes(kPrecision, head_dim);
-  }
-  // The code or the bf16 of one element.
-  uint32_t Element(bool is_key, int32_t token, int32_t dim) const {
-    const int32_t t = token % kTileTokens;
-    const HalfWord place =
-        is_key ? KPlace<kPrecision>(head_dim, t, dim) : VPlace<kPrecision>(head_dim, t, dim);
-    const int32_t start = is_key ? 0 : TileOperandBytes(kPrecision, head_dim);
-    uint16_t half = 0;
-    std::memcpy(&half, Tile(token) + start + place.byte, sizeof(half));
-    return kPrecision == Precision::kFp8Kv ? CodeAt(half, place.is_b) : half;
-  }
-  float Scale(bool is_key, int32_t token) const {
-    float scale = 0.0F;
-    const int32_t start = is_key ? TileKScales(head_dim) : TileVScales(head_dim);
-    std::memcpy(&scale, Tile(token) + start + 4 * (token % kTileTokens), sizeof(scale));
-    return scale;
-  }
-};
-
-// Tokens that are appended in slices: at odd places, whole tiles and across pages.
-struct AppendCase {
-  int32_t head_dim;
-  int32_t kv_heads;
-  std::vector<int32_t> slices;  // lengths, from position 3 on
-};
-constexpr int32_t kAppendFirst = 3;
-
-template <Precision kPrecision>
-std::string CompareBlock(const BlockView<kPrecision>& view, bool is_key, int32_t token,
-                         const uint16_t* row) {
-  std::vector<uint8_t> codes(view.head_dim);
-  float scale = 0.0F;
-  reference::QuantizeRow(row, view.head_dim, codes.data(), &scale);
-  const std::string at = (is_key ? "K of token " : "V of token ") + std::to_string(token);
-  for (int32_t dim = 0; dim < view.head_dim; ++dim) {
-    const uint32_t want = kPrecision == Precision::kFp8Kv ? codes[dim] : row[dim];
-    const uint32_t got = view.Element(is_key, token % kPageTokens, dim);
-    if (got != want) {
-      return at + ", dimension " + std::to_string(dim) + ": " + std::to_string(got) +
-             ", the reference has " + std::to_string(want);
-    }
-  }
-  if (kPrecision == Precision::kBf16) return "";
-  const float got = view.Scale(is_key, token % kPageTokens);
-  return Bits(got) == Bits(scale) ? "" : at + ": scale differs";
-}
-
-// Rows that make every kind of code: ordinary, subnormal codes, zero, subnormal and huge values.
-void FillAppendRow(Random& random, int64_t kind, int32_t head_dim, uint16_t* row) {
-  for (int32_t i = 0; i < head_dim; ++i) {
-    float factor = 1.0F;
-    if (kind % 7 == 1) factor = i == 5 ? 400.0F : 0x1p-4F;
-    if (kind % 7 == 2) factor = 0.0F;
-    if (kind % 7 == 3) factor = 0x1p-130F;
-    if (kind % 7 == 4) factor = 0x1p26F;
-    if (kind % 7 == 5) factor = i % 2 == 0 ? 1.0F : 0x1p-12F;
-    row[i] = FloatToBf16(random.Normal() * factor);
-  }
-}
-
-template <Precision kPrecision>
-std::string CheckAppend(Backend& backend, BackendDevice& device, const AppendCase& c) {
-  device.Reset();
-  int32_t tokens = 0;
-  for (const int32_t n : c.slices) tokens += n;
-  const int32_t end = kAppendFirst + tokens;
-  const int32_t pages = (end + kPageTokens - 1) / kPageTokens;
-  const int64_t block = BlockBytesOf(kPrecision, c.head_dim);
-  const int64_t stride = block * c.kv_heads;
-  uint8_t* pool = device.Pool(pages * stride);
-  std::string error = device.Poison(pool, pages * stride);
-  int32_t* table = device.Table(pages);
-  std::vector<int32_t> page_ids(pages);
-  for (int32_t i = 0; i < pages; ++i) page_ids[i] = pages - 1 - i;
-  if (error.empty()) error = device.SetTable(table, page_ids);
-
-  const int64_t row_elements = int64_t{c.kv_heads} * c.head_dim;
-  const int64_t elements = tokens * row_elements;
-  auto* k = reinterpret_cast<uint16_t*>(device.Staging(elements * 2));
-  auto* v = reinterpret_cast<uint16_t*>(device.Staging(elements * 2));
-  Random random(c.head_dim);
-  for (int64_t i = 0; i < int64_t{tokens} * c.kv_heads; ++i) {
-    FillAppendRow(random, i, c.head_dim, k + i * c.head_dim);
-    FillAppendRow(random, i + 3, c.head_dim, v + i * c.head_dim);
-  }
-  int32_t done = 0;
-  for (const int32_t n : c.slices) {
-    const AppendRow row = {k + done * row_elements,
-                           v + done * row_elements,
-                           table,
-                           pool,
-                           stride,
-                           kAppendFirst + done,
-                           n,
-                           c.kv_heads};
-    if (error.empty()) error = device.Append({&row, 1, c.head_dim, kPrecision});
-    done += n;
-  }
-  std::vector<uint8_t> bytes(pages * stride);
-  if (error.empty() && !backend.Read(pool, absl::MakeSpan(bytes)).ok()) error = "reading failed";
-  for (int32_t token = kAppendFirst; error.empty() && token < end; ++token) {
-    for (int32_t head = 0; error.empty() && head < c.kv_heads; ++head) {
-      const int64_t page = page_ids[token / kPageTokens];
-      const BlockView<kPrecision> view = {bytes.data() + page * stride + head * block, c.head_dim};
-      const int64_t at = ((token - kAppendFirst) * int64_t{c.kv_heads} + head) * c.head_dim;
-      error = CompareBlock(view, true, token, k + at);
-      if (error.empty()) error = CompareBlock(view, false, token, v + at);
-    }
-  }
-  // What was not appended is as it was.
-  const BlockView<kPrecision> first = {bytes.data() + page_ids[0] * stride, c.head_dim};
-  const uint32_t poison = kPrecision == Precision::kFp8Kv ? 0xFFU : 0xFFFFU;
-  for (int32_t dim = 0; error.empty() && dim < c.head_dim; ++dim) {
-    if (first.Element(true, kAppendFirst - 1, dim) != poison ||
-        first.Element(false, kAppendFirst - 1, dim) != poison) {
-      error = "a token before the appended ones changed";
-    }
-  }
-  return error;
-}
-
-std::string AppendEqualsTheReference(Backend& backend, BackendDevice& device) {
-  for (const int32_t head_dim : kHeadDims) {
-    const AppendCase c = {head_dim, 3, {1, 1, 7, 4, 16, 33, 1, 80, 15}};
-    std::string error = CheckAppend<Precision::kFp8Kv>(backend, device, c);
-    if (error.empty()) error = CheckAppend<Precision::kBf16>(backend, device, c);
-    if (!error.empty()) return "d" + std::to_string(head_dim) + ": " + error;
-  }
-  return "";
 }
 
 // ---- Bits ----
@@ -450,6 +311,7 @@ std::string ManyLaunchesTakeNoMemory(Backend& backend, BackendDevice& device) {
 const std::vector<Check>& GpuChecks() {
   static const std::vector<Check> checks = {
       {"append_equals_the_reference_bit_by_bit", AppendEqualsTheReference},
+      {"every_code_of_every_scale", EveryCodeOfEveryScale},
       {"the_same_launch_twice_gives_the_same_bits", TheSameLaunchTwice},
       {"batch_invariant_row_alone_or_in_a_batch", RowAloneOrInABatch},
       {"nan_queries_disturb_nobody", NanQueriesDisturbNobody},

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -19,18 +20,38 @@ namespace fp8kvd::kernels::cuda {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: fp8kv_kernel_test [--short] [--generic] [--verbose] [--filter=TEXT]\n"
+    "usage: fp8kv_kernel_test [--short] [--generic] [--verbose] [--filter=TEXT] [--path=PATH]\n"
     "  --short    the small cases of each kind, for sanitizers\n"
     "  --generic  the kernels for sm_80 and up, on any device\n"
     "  --verbose  prints the relative L2 error of each case\n"
-    "  --filter   only cases and checks whose names contain TEXT\n";
+    "  --filter   only cases and checks whose names contain TEXT\n"
+    "  --path     how bytes cross the bus (step_path.h), whatever their number: near, fetch,\n"
+    "             copied\n";
 
 struct Flags {
   bool is_short = false;
   bool generic = false;
   bool verbose = false;
   std::string filter;
+  StepLimits step;
 };
+
+bool ParsePath(const std::string& path, StepLimits* step) {
+  constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+  if (path == "near") {
+    step->near_rows_max = kItemsMax;
+    step->copy_bytes_min = kAll;
+  } else if (path == "fetch") {
+    step->near_rows_max = 0;
+    step->copy_bytes_min = kAll;
+  } else if (path == "copied") {
+    step->near_rows_max = 0;
+    step->copy_bytes_min = step->out_copy_bytes_min = 0;
+  } else {
+    return false;
+  }
+  return true;
+}
 
 bool ParseFlags(int argc, char** argv, Flags* flags) {
   for (int i = 1; i < argc; ++i) {
@@ -43,6 +64,8 @@ bool ParseFlags(int argc, char** argv, Flags* flags) {
       flags->verbose = true;
     } else if (arg.rfind("--filter=", 0) == 0) {
       flags->filter = arg.substr(std::strlen("--filter="));
+    } else if (arg.rfind("--path=", 0) == 0) {
+      if (!ParsePath(arg.substr(std::strlen("--path=")), &flags->step)) return false;
     } else {
       return false;
     }
@@ -138,6 +161,7 @@ int Main(int argc, char** argv) {
   }
   CudaOptions options;
   options.generic_kernels = flags.generic;
+  options.step = flags.step;
   auto backend = MakeCudaBackend(options);
   if (!backend.ok()) {
     std::fprintf(stderr, "%s\n", backend.status().ToString().c_str());

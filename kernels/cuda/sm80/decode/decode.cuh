@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/any/decode/decode_cta.cuh"
 #include "kernels/cuda/any/launch.h"
+#include "kernels/cuda/any/near_and_done.cuh"
 #include "kernels/cuda/sm80/decode/decode.h"
 #include "kernels/cuda/sm80/decode/ring.cuh"
 
@@ -11,8 +12,14 @@ namespace fp8kvd::kernels::cuda::sm80 {
 
 template <class T>
 __global__ void __launch_bounds__(T::kWarpsMax* kWarpLanes, 1)
-    DecodeKernel(const __grid_constant__ DecodeArgs args, int32_t stages, bool lets_next_late) {
-  DecodeCta<T, LaneRing>(args, stages, lets_next_late);
+    DecodeKernel(const __grid_constant__ DecodeArgs args, const __grid_constant__ NearRows near,
+                 int32_t stages, bool lets_next_late) {
+  if constexpr (T::kColumns <= NearRows::kColumnsMax) {
+    DecodeCta<T, LaneRing>(WithNearRows(args, near), stages, lets_next_late);
+  } else {
+    DecodeCta<T, LaneRing>(args, stages, lets_next_late);
+  }
+  SignalDone(args.done);
 }
 
 template <Precision precision, int32_t head_dim, int32_t columns>
@@ -33,8 +40,8 @@ cudaError_t Decode<precision, head_dim, columns>::Launch(const DecodeArgs& args,
                                                          cudaStream_t stream) {
   using T = DecodeTraits<precision, head_dim, columns>;
   return LaunchAfterPrevious(DecodeKernel<T>, dim3(shape.ctas), dim3(shape.warps * kWarpLanes),
-                             Shared(args.rows_count, shape), stream, args, shape.stages,
-                             shape.lets_next_late);
+                             Shared(args.rows_count, shape), stream, args, NearRowsOf(args),
+                             shape.stages, shape.lets_next_late);
 }
 
 }  // namespace fp8kvd::kernels::cuda::sm80

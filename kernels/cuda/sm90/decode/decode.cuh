@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/any/decode/decode_cta.cuh"
 #include "kernels/cuda/any/launch.h"
+#include "kernels/cuda/any/near_and_done.cuh"
 #include "kernels/cuda/sm90/decode/decode.h"
 #include "kernels/cuda/sm90/decode/pairs.cuh"
 #include "kernels/cuda/sm90/decode/ring.cuh"
@@ -12,15 +13,26 @@ namespace fp8kvd::kernels::cuda::sm90 {
 
 template <class T>
 __global__ void __launch_bounds__(T::kWarpsMax* kWarpLanes, 1)
-    DecodeKernel(const __grid_constant__ DecodeArgs args, int32_t stages, bool lets_next_late) {
-  DecodeCta<T, BulkRing>(args, stages, lets_next_late);
+    DecodeKernel(const __grid_constant__ DecodeArgs args, const __grid_constant__ NearRows near,
+                 int32_t stages, bool lets_next_late) {
+  if constexpr (T::kColumns <= NearRows::kColumnsMax) {
+    DecodeCta<T, BulkRing>(WithNearRows(args, near), stages, lets_next_late);
+  } else {
+    DecodeCta<T, BulkRing>(args, stages, lets_next_late);
+  }
+  SignalDone(args.done);
 }
 
 template <class T>
 __global__ void __launch_bounds__(T::kWarpsMax* kWarpLanes, T::kPairCtas)
-    PairsKernel(const __grid_constant__ DecodeArgs args, int32_t row_pairs, int32_t stages,
-                bool lets_next_late) {
-  DecodePair<T, BulkRing>(args, row_pairs, stages, lets_next_late);
+    PairsKernel(const __grid_constant__ DecodeArgs args, const __grid_constant__ NearRows near,
+                int32_t row_pairs, int32_t stages, bool lets_next_late) {
+  if constexpr (T::kColumns <= NearRows::kColumnsMax) {
+    DecodePair<T, BulkRing>(WithNearRows(args, near), row_pairs, stages, lets_next_late);
+  } else {
+    DecodePair<T, BulkRing>(args, row_pairs, stages, lets_next_late);
+  }
+  SignalDone(args.done);
 }
 
 template <Precision precision, int32_t head_dim, int32_t columns>
@@ -54,11 +66,11 @@ cudaError_t Decode<precision, head_dim, columns>::Launch(const DecodeArgs& args,
   const int32_t shared = Shared(args.rows_count, shape);
   if (shape.cluster > 0) {
     return LaunchClustersAfterPrevious(PairsKernel<P>, dim3(shape.ctas), threads, shape.cluster,
-                                       shared, stream, args, shape.row_pairs, shape.stages,
-                                       shape.lets_next_late);
+                                       shared, stream, args, NearRowsOf(args), shape.row_pairs,
+                                       shape.stages, shape.lets_next_late);
   }
   return LaunchAfterPrevious(DecodeKernel<T>, dim3(shape.ctas), threads, shared, stream, args,
-                             shape.stages, shape.lets_next_late);
+                             NearRowsOf(args), shape.stages, shape.lets_next_late);
 }
 
 }  // namespace fp8kvd::kernels::cuda::sm90

@@ -1,0 +1,35 @@
+// kernels/cuda/any/near_and_done.cuh: the two ends of a decode launch that the host is waiting for:
+// rows that came with it, and the word that says it is done.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode_args.h"
+
+namespace fp8kvd::kernels::cuda {
+
+// near: the kernel's own parameter, which lives as long as the launch.
+__device__ __forceinline__ DecodeArgs WithNearRows(const DecodeArgs& args, const NearRows& near) {
+  DecodeArgs mine = args;
+  if (args.near != nullptr) mine.rows = near.rows;
+  return mine;
+}
+
+inline NearRows NearRowsOf(const DecodeArgs& args) {
+  return args.near != nullptr ? *args.near : NearRows{};
+}
+
+// Every thread of every CTA calls it once, after its last store. Whoever sees the flag sees all
+// that the launch stored.
+__device__ __forceinline__ void SignalDone(const DoneMark& done) {
+  if (done.flag == nullptr) return;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence_system();
+  // Counts to 0 again by itself.
+  if (atomicInc(done.arrivals, gridDim.x - 1) != gridDim.x - 1) return;
+  __threadfence_system();
+  *static_cast<volatile uint32_t*>(done.flag) = done.value;
+}
+
+}  // namespace fp8kvd::kernels::cuda

@@ -1,0 +1,174 @@
+#include "kernels/cuda/decode_launches.h"
+
+#include <algorithm>
+#include <string>
+
+#include "config/base/limits.h"
+#include "kernels/cuda/any/merge.h"
+
+namespace fp8kvd::kernels::cuda {
+namespace {
+
+// The largest sum of units that the kernels' 32-bit counters take.
+constexpr int64_t kLaunchUnitsMax = (int64_t{1} << 31) - 1;
+
+}  // namespace
+
+void DecodeLaunches::Init(int32_t sm, const DeviceLimits& limits, cudaStream_t stream) {
+  sm_ = sm;
+  limits_ = limits;
+  stream_ = stream;
+  sorted_rows_.reserve(kItemsMax);
+}
+
+absl::Status DecodeLaunches::CheckShape(const KernelShape& shape) const {
+  const DecodeKernel* any = FindDecodeKernel(sm_, shape.precision, shape.head_dim, 1);
+  if (any != nullptr && shape.group >= 1 && shape.group <= kGroupMax) return absl::OkStatus();
+  std::string known;
+  for (const DecodeKernel& kernel : DecodeTable()) {
+    const std::string dim = std::to_string(kernel.head_dim);
+    if (kernel.sm == sm_ && known.find(dim) == std::string::npos) known += " " + dim;
+  }
+  return absl::UnimplementedError("no kernel for head_dim " + std::to_string(shape.head_dim) +
+                                  ", group " + std::to_string(shape.group) +
+                                  "; there are kernels for head_dim" + known + ", groups 1 to " +
+                                  std::to_string(kGroupMax));
+}
+
+absl::Status DecodeLaunches::Prepare(absl::Span<const KernelShape> shapes, int32_t q_len_max,
+                                     int32_t q_heads_max, int64_t* allocations) {
+  int64_t floats = 0;
+  for (const KernelShape& shape : shapes) {
+    if (absl::Status status = CheckShape(shape); !status.ok()) return status;
+    for (const DecodeKernel& kernel : DecodeTable()) {
+      if (kernel.sm != sm_ || kernel.precision != shape.precision ||
+          kernel.head_dim != shape.head_dim) {
+        continue;
+      }
+      const absl::Status status =
+          ToStatus(kernel.prepare(limits_.shared_per_cta), "loading a decode kernel");
+      if (!status.ok()) return status;
+      const int32_t blocks = CeilDiv(q_len_max * shape.group, kernel.grain.columns);
+      const int64_t kv_heads = q_heads_max / shape.group;
+      const int64_t pieces =
+          std::max(ShapePiecesMax(limits_), kv_heads * (int64_t{kInvariantItemsMax} + blocks));
+      floats = std::max(floats, pieces * PieceFloats(kernel.grain.columns, kernel.head_dim));
+    }
+  }
+  if (floats > piece_floats_) {
+    auto pieces = AllocDevice(floats * int64_t{sizeof(float)});
+    if (!pieces.ok()) return pieces.status();
+    pieces_ = *std::move(pieces);
+    piece_floats_ = floats;
+    ++*allocations;
+  }
+  if (arrivals_ == nullptr) {
+    auto arrivals = AllocDevice(int64_t{ShapeCtasMax(limits_)} * 4);
+    if (!arrivals.ok()) return arrivals.status();
+    arrivals_ = *std::move(arrivals);
+    auto row_items = AllocDevice(int64_t{kItemsMax} * 4);
+    if (!row_items.ok()) return row_items.status();
+    row_items_ = *std::move(row_items);
+    *allocations += 2;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeLaunches::Run(absl::Span<const DecodeRow> rows, const DecodeParams& params,
+                                 StepPath path, bool may_mark) {
+  const auto kernel_for = [&](int32_t columns) {
+    return FindDecodeKernel(sm_, params.precision, params.head_dim, columns);
+  };
+  if (!params.batch_invariant) {
+    int32_t columns_max = 0;
+    for (const DecodeRow& row : rows) columns_max = std::max(columns_max, row.q_len * params.group);
+    return DecodeRows(rows, params, *kernel_for(columns_max), path, may_mark);
+  }
+  // Which kernel a row gets must follow from the row alone, so there is a launch for each.
+  for (const DecodeKernel& kernel : DecodeTable()) {
+    sorted_rows_.clear();
+    for (const DecodeRow& row : rows) {
+      if (kernel_for(row.q_len * params.group) == &kernel) sorted_rows_.push_back(row);
+    }
+    const absl::Status status = DecodeRows(sorted_rows_, params, kernel, path, /*may_mark=*/false);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+int64_t DecodeLaunches::ItemsMax(const DecodeKernel& kernel, bool batch_invariant) const {
+  return batch_invariant ? piece_floats_ / PieceFloats(kernel.grain.columns, kernel.head_dim)
+                         : kLaunchUnitsMax;
+}
+
+int64_t DecodeLaunches::RowsOfLaunch(absl::Span<const DecodeRow> rows, const DecodeParams& params,
+                                     const DecodeKernel& kernel) const {
+  const int64_t items_max = ItemsMax(kernel, params.batch_invariant);
+  int64_t units = 0;
+  int64_t items = 0;
+  int64_t count = 0;
+  for (const DecodeRow& row : rows.subspan(0, kItemsMax)) {
+    const LaunchWork work = WorkOfRows(absl::MakeConstSpan(&row, 1), params.group, kernel.grain,
+                                       params.batch_invariant);
+    units += work.units;
+    items += work.items;
+    if (count > 0 && (units > kLaunchUnitsMax || items > items_max)) break;
+    ++count;
+  }
+  return count;
+}
+
+absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
+                                        const DecodeParams& params, const DecodeKernel& kernel,
+                                        StepPath path, bool may_mark) {
+  const bool is_near = path == StepPath::kNear && !params.batch_invariant &&
+                       kernel.grain.columns <= NearRows::kColumnsMax;
+  while (!rows.empty()) {
+    const auto some = rows.subspan(0, RowsOfLaunch(rows, params, kernel));
+    DecodeArgs args{};
+    NearRows near;
+    if (is_near) {
+      std::copy(some.begin(), some.end(), near.rows);
+      args.near = &near;
+    } else {
+      const auto at = inputs_->Upload(some);
+      if (!at.ok()) return at.status();
+      args.rows = *at;
+    }
+    if (may_mark && some.size() == rows.size()) args.done = fences_->NextMark();
+    args.rows_count = static_cast<int32_t>(some.size());
+    args.group = params.group;
+    args.group_inverse = GroupInverse(params.group);
+    args.out_type = params.out_type;
+    args.batch_invariant = params.batch_invariant;
+    args.cache = writes_->StateFor(some);
+    args.pieces = reinterpret_cast<float*>(pieces_.get());
+    args.arrivals = reinterpret_cast<uint32_t*>(arrivals_.get());
+    args.row_items = reinterpret_cast<int32_t*>(row_items_.get());
+    const LaunchWork work = WorkOfRows(some, params.group, kernel.grain, params.batch_invariant);
+    const int64_t items_max = ItemsMax(kernel, params.batch_invariant);
+    if (work.units > kLaunchUnitsMax || work.items > items_max) {
+      return absl::InvalidArgumentError("a row of " + std::to_string(work.items) +
+                                        " items, one launch takes " + std::to_string(items_max) +
+                                        " after WarmUp; ask for fewer query tokens at once");
+    }
+    const LaunchShape shape = ShapeFor(kernel, limits_, args.rows_count, work);
+    absl::Status status = ToStatus(kernel.launch(args, shape, stream_), "decoding");
+    if (status.ok() && params.batch_invariant) {
+      int32_t columns_max = 0;
+      for (const DecodeRow& row : some) {
+        columns_max = std::max(columns_max, row.q_len * row.kv_heads * params.group);
+      }
+      status = ToStatus(
+          LaunchMerge(args, params.precision, params.head_dim, kernel.grain, columns_max, stream_),
+          "merging");
+    }
+    if (!status.ok()) return status;
+    writes_->Decode();
+    fences_->SetMarked(args.done.flag != nullptr);
+    rows.remove_prefix(some.size());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fp8kvd::kernels::cuda

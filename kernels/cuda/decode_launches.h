@@ -1,0 +1,65 @@
+// kernels/cuda/decode_launches.h: from rows on the device to decode launches: which kernel, what
+// shape, how many launches; and the workspace that they share, one after the other.
+// Does not manage: how queries come and results leave (step_inputs.h, step_outputs.h).
+// Threads: one caller at a time. Cost: no allocation after Prepare.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include <cuda_runtime_api.h>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/decode_table.h"
+#include "kernels/cuda/fences.h"
+#include "kernels/cuda/launch_shape.h"
+#include "kernels/cuda/memory.h"
+#include "kernels/cuda/step_inputs.h"
+#include "kernels/cuda/step_path.h"
+#include "kernels/cuda/writes.h"
+
+namespace fp8kvd::kernels::cuda {
+
+class DecodeLaunches {
+ public:
+  DecodeLaunches(StepInputs* inputs, Writes* writes, Fences* fences)
+      : inputs_(inputs), writes_(writes), fences_(fences) {}
+
+  // sm: 80 or 90, the rows of the table that are used.
+  void Init(int32_t sm, const DeviceLimits& limits, cudaStream_t stream);
+  // As Backend::WarmUp, but runs nothing. Adds what it takes to *allocations.
+  absl::Status Prepare(absl::Span<const KernelShape> shapes, int32_t q_len_max, int32_t q_heads_max,
+                       int64_t* allocations);
+
+  // UNIMPLEMENTED names the shapes that there are.
+  absl::Status CheckShape(const KernelShape& shape) const;
+  // may_mark: a launch that is the only one may mark the next fence.
+  absl::Status Run(absl::Span<const DecodeRow> rows, const DecodeParams& params, StepPath path,
+                   bool may_mark);
+
+ private:
+  // Items of a launch; with batch_invariant each leaves a piece.
+  int64_t ItemsMax(const DecodeKernel& kernel, bool batch_invariant) const;
+  // How many rows from the front one launch takes; at least one.
+  int64_t RowsOfLaunch(absl::Span<const DecodeRow> rows, const DecodeParams& params,
+                       const DecodeKernel& kernel) const;
+  absl::Status DecodeRows(absl::Span<const DecodeRow> rows, const DecodeParams& params,
+                          const DecodeKernel& kernel, StepPath path, bool may_mark);
+
+  StepInputs* const inputs_;
+  Writes* const writes_;
+  Fences* const fences_;
+  int32_t sm_ = 80;
+  DeviceLimits limits_{};
+  cudaStream_t stream_ = nullptr;
+
+  DeviceBytes pieces_;
+  int64_t piece_floats_ = 0;  // room in pieces_
+  DeviceBytes arrivals_;
+  DeviceBytes row_items_;
+  std::vector<DecodeRow> sorted_rows_;  // room for kItemsMax
+};
+
+}  // namespace fp8kvd::kernels::cuda

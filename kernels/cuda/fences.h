@@ -1,0 +1,63 @@
+// kernels/cuda/fences.h: places in the order of a backend's work, seen from the host by polling.
+//
+// A fence after a decode that marks its own end (any/near_and_done.cuh) is a word of pinned memory,
+// which costs the device nothing more; any other is an event. Promises: Passed never waits; fences
+// pass in the order in which they were taken; a device fault comes out of Passed within
+// kPollsOfFlag calls. Threads: one caller at a time. Cost: no allocation once Init is done; Take
+// waits for the fence kFences before it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include <cuda_runtime_api.h>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/decode_args.h"
+#include "kernels/cuda/memory.h"
+
+namespace fp8kvd::kernels::cuda {
+
+class Fences {
+ public:
+  static constexpr int32_t kFences = 256;
+  static constexpr int32_t kPollsOfFlag = 256;
+
+  Fences() = default;
+  ~Fences();
+  Fences(const Fences&) = delete;
+  Fences& operator=(const Fences&) = delete;
+
+  absl::Status Init();
+
+  // The mark for the decode queued next, which the fence taken next may then stand for; empty if
+  // that fence has given its mark already.
+  DoneMark NextMark();
+  // The last launch queued bears NextMark's mark; or something was queued after it.
+  void SetMarked(bool is_marked) { is_marked_ = is_marked; }
+
+  absl::StatusOr<FenceId> Take(cudaStream_t stream);
+  absl::StatusOr<bool> Passed(FenceId fence);
+
+ private:
+  struct Fence {
+    cudaEvent_t event = nullptr;
+    cudaStream_t stream = nullptr;
+    bool is_flag = false;
+  };
+
+  absl::StatusOr<bool> HasPassed(uint64_t id);
+
+  std::array<Fence, kFences> fences_{};
+  PinnedBytes flag_;  // the latest marked fence that was reached, in 32 bits
+  DeviceBytes arrivals_;
+  uint64_t taken_ = 0;
+  uint64_t passed_ = 0;
+  uint64_t marks_given_ = 0;  // for fences up to this one
+  bool is_marked_ = false;
+  int32_t polls_ = 0;
+};
+
+}  // namespace fp8kvd::kernels::cuda

@@ -1,0 +1,17 @@
+#include "kernels/cuda/step_path.h"
+
+namespace fp8kvd::kernels::cuda {
+
+StepPath PathFor(const StepSize& size, const StepLimits& limits) {
+  const bool is_one_piece = size.query_ranges + size.kv_ranges <= kCopiesMax;
+  const bool is_near = size.rows <= limits.near_rows_max || !is_one_piece;
+  if (size.rows > 0 && limits.near_rows_max > 0 && is_near) return StepPath::kNear;
+  const bool is_copied = size.in_bytes >= limits.copy_bytes_min && is_one_piece;
+  return is_copied ? StepPath::kCopied : StepPath::kFetch;
+}
+
+bool CopiesOut(const StepSize& size, const StepLimits& limits) {
+  return size.out_bytes >= limits.out_copy_bytes_min && size.out_ranges <= kCopiesMax;
+}
+
+}  // namespace fp8kvd::kernels::cuda

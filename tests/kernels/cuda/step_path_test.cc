@@ -1,0 +1,62 @@
+// Which way a step's bytes take.
+#include "kernels/cuda/step_path.h"
+
+#include "gtest/gtest.h"
+
+namespace fp8kvd::kernels::cuda {
+namespace {
+
+// One message of so many items of 64/8 heads, d128.
+StepSize Message(int32_t items) {
+  StepSize size;
+  size.rows = items;
+  size.query_ranges = 1;
+  size.kv_ranges = 2;
+  size.in_bytes = int64_t{items} * (64 + 2 * 8) * 128 * 2;
+  size.out_bytes = int64_t{items} * 64 * 128 * 2;
+  size.out_ranges = 1;
+  return size;
+}
+
+TEST(StepPath, AFewItemsGoWithTheLaunches) {
+  EXPECT_EQ(PathFor(Message(1), StepLimits{}), StepPath::kNear);
+  EXPECT_EQ(PathFor(Message(64), StepLimits{}), StepPath::kNear);
+}
+
+TEST(StepPath, ManyItemsOfOneMessageAreCopied) {
+  EXPECT_EQ(PathFor(Message(256), StepLimits{}), StepPath::kCopied);
+}
+
+TEST(StepPath, ManyItemsOfManyMessagesGoWithTheLaunches) {
+  StepSize size = Message(256);
+  size.query_ranges = 256;
+  size.kv_ranges = 512;
+  EXPECT_EQ(PathFor(size, StepLimits{}), StepPath::kNear);
+  StepLimits limits;
+  limits.near_rows_max = 0;
+  EXPECT_EQ(PathFor(size, limits), StepPath::kFetch);
+}
+
+TEST(StepPath, AnAppendAloneIsCopiedWhereItIsLong) {
+  StepSize size;
+  size.kv_ranges = 2;
+  size.in_bytes = int64_t{1} << 20;
+  EXPECT_EQ(PathFor(size, StepLimits{}), StepPath::kCopied);
+  size.in_bytes = int64_t{4} << 10;
+  EXPECT_EQ(PathFor(size, StepLimits{}), StepPath::kFetch);
+}
+
+TEST(StepPath, ResultsAreCopiedOutWhereTheyAreManyAndTogether) {
+  StepLimits limits;
+  limits.out_copy_bytes_min = 1;
+  StepSize size = Message(64);
+  EXPECT_TRUE(CopiesOut(size, limits));
+  size.out_ranges = kCopiesMax + 1;
+  EXPECT_FALSE(CopiesOut(size, limits));
+  limits.out_copy_bytes_min = size.out_bytes + 1;
+  size.out_ranges = 1;
+  EXPECT_FALSE(CopiesOut(size, limits));
+}
+
+}  // namespace
+}  // namespace fp8kvd::kernels::cuda
