@@ -363,6 +363,36 @@ absl::StatusOr<StatReply> Client::StatSequences(absl::Span<const Handle> handles
   return reply;
 }
 
+absl::StatusOr<std::vector<ItemError>> Client::RenewSequences(absl::Span<const Handle> handles) {
+  const auto request = Naming<v1::RenewSequencesRequest>(handles);
+  v1::RenewSequencesResponse response;
+  absl::Status status = core_->Try(
+      "RenewSequences", core_->options().timeout_ms,
+      [&](auto& context) { return core_->stub().RenewSequences(&context, request, &response); });
+  if (!status.ok()) return status;
+  return ItemErrors(response.item_errors());
+}
+
+absl::StatusOr<Sequence> Client::AdoptSequence(const Handle& handle) {
+  absl::StatusOr<StatReply> stat = StatSequences({&handle, 1});
+  if (!stat.ok()) return stat.status();
+  if (!stat->item_errors.empty()) return stat->item_errors[0].status;
+  if (stat->sequences.empty()) return absl::InternalError("StatSequences: no answer for a handle");
+  return Sequence(core_, handle, stat->sequences[0].ttl_ms);
+}
+
+absl::StatusOr<KvError> Client::MeasureKvError(uint32_t kv_heads, uint32_t head_dim,
+                                               absl::Span<const uint16_t> k,
+                                               absl::Span<const uint16_t> v) {
+  const v1::MeasureKvErrorRequest request = ToProto(kv_heads, head_dim, k, v);
+  v1::MeasureKvErrorResponse response;
+  absl::Status status = core_->Try(
+      "MeasureKvError", core_->options().timeout_ms,
+      [&](auto& context) { return core_->stub().MeasureKvError(&context, request, &response); });
+  if (!status.ok()) return status;
+  return FromProto(response);
+}
+
 absl::StatusOr<std::vector<SequenceInfo>> Client::ListSequences(const std::string& model,
                                                                 size_t sequences_max) {
   std::vector<SequenceInfo> sequences;

@@ -78,12 +78,21 @@ class Client {
   // The same in one call for sequences that this process owns.
   absl::StatusOr<std::vector<ItemError>> FreeSequences(std::vector<Sequence> sequences);
   absl::StatusOr<StatReply> StatSequences(absl::Span<const Handle> handles);
+  // Starts leases anew; only needed for handles that this process does not own.
+  absl::StatusOr<std::vector<ItemError>> RenewSequences(absl::Span<const Handle> handles);
+  // Owns from now on what somebody else made.
+  absl::StatusOr<Sequence> AdoptSequence(const Handle& handle);
   // All live sequences of a model (empty: of all models), at most sequences_max.
   absl::StatusOr<std::vector<SequenceInfo>> ListSequences(const std::string& model,
                                                           size_t sequences_max);
 
   // Whether fp8_kv pays for a model, and what a configured one served lately.
   absl::StatusOr<PrecisionPlan> PlanPrecision(const PlanArgs& args);
+
+  // k and v: bf16 [tokens, kv_heads, head_dim]. Touches no sequence.
+  absl::StatusOr<KvError> MeasureKvError(uint32_t kv_heads, uint32_t head_dim,
+                                         absl::Span<const uint16_t> k,
+                                         absl::Span<const uint16_t> v);
 
  private:
   explicit Client(std::shared_ptr<Core> core);

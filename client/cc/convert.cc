@@ -116,6 +116,23 @@ absl::StatusOr<DecodeReply> FromProto(const v1::DecodeResponse& response, OutTyp
   return reply;
 }
 
+v1::MeasureKvErrorRequest ToProto(uint32_t kv_heads, uint32_t head_dim,
+                                  absl::Span<const uint16_t> k, absl::Span<const uint16_t> v) {
+  v1::MeasureKvErrorRequest request;
+  request.set_kv_heads(kv_heads);
+  request.set_head_dim(head_dim);
+  SetBytes(k, request.mutable_k());
+  SetBytes(v, request.mutable_v());
+  return request;
+}
+
+KvError FromProto(const v1::MeasureKvErrorResponse& response) {
+  return {.k = response.k_error(),
+          .v = response.v_error(),
+          .k_worst_row = response.k_error_worst_row(),
+          .v_worst_row = response.v_error_worst_row()};
+}
+
 ServerInfo FromProto(const v1::GetServerInfoResponse& response) {
   const v1::Limits& limits = response.limits();
   ServerInfo out{.version = response.version(),

@@ -24,6 +24,10 @@ v1::DecodeRequest ToProto(const DecodeArgs& args);
 // INTERNAL when out or lse is not a whole number of elements.
 absl::StatusOr<DecodeReply> FromProto(const v1::DecodeResponse& response, OutType out_type);
 
+v1::MeasureKvErrorRequest ToProto(uint32_t kv_heads, uint32_t head_dim,
+                                  absl::Span<const uint16_t> k, absl::Span<const uint16_t> v);
+KvError FromProto(const v1::MeasureKvErrorResponse& response);
+
 ServerInfo FromProto(const v1::GetServerInfoResponse& response);
 PrecisionPlan FromProto(const v1::PlanPrecisionResponse& response);
 SequenceInfo FromProto(const v1::SequenceInfo& info);

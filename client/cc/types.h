@@ -138,6 +138,14 @@ struct ForkArgs {
   uint64_t ttl_ms = 0;  // 0: the parent's
 };
 
+// What fp8_kv does to given rows: relative L2 of all of them, and of the worst one.
+struct KvError {
+  double k = 0;
+  double v = 0;
+  double k_worst_row = 0;
+  double v_worst_row = 0;
+};
+
 struct AppendArgs {
   std::string model = {};
   Handle handle = {};

@@ -1,6 +1,7 @@
 // The C++ client against the built daemon over real sockets, with connections that break and
 // processes that die.
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <set>
 
@@ -186,6 +187,46 @@ TEST_F(DaemonTest, ARestartIsNoticedAndOldHandlesAreNotFound) {
   ASSERT_EQ(stat.item_errors.size(), 1U);
   EXPECT_EQ(stat.item_errors[0].status.code(), absl::StatusCode::kNotFound);
   Filled(*client_, 10);
+}
+
+TEST_F(DaemonTest, AnAdoptedSequenceOutlivesTheClientThatMadeIt) {
+  Handle handle;
+  {
+    const auto maker = Connect(daemon_.target());
+    handle = Filled(*maker, 10).Release();
+  }
+  Sequence seq = client_->AdoptSequence(handle).value();
+  EXPECT_EQ(seq.handle(), handle);
+  const StatReply stat = client_->StatSequences({&handle, 1}).value();
+  EXPECT_THAT(stat.sequences[0].seq_lens, testing::ElementsAre(10, 10));
+  EXPECT_TRUE(seq.Free().ok());
+  EXPECT_EQ(client_->AdoptSequence(handle).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(DaemonTest, ARenewalStartsTheLeaseAnewAndNamesWhatIsGone) {
+  Sequence seq = Filled(*client_, 1);
+  const Handle kept = seq.handle();
+  const Handle gone = Filled(*client_, 1).Release();
+  ASSERT_TRUE(client_->FreeSequences({&gone, 1}).ok());
+  const Handle both[] = {kept, gone};
+  const std::vector<ItemError> errors = client_->RenewSequences(both).value();
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_EQ(errors[0].index, 1U);
+  EXPECT_EQ(errors[0].status.code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(DaemonTest, MeasuresWhatFp8KvDoesToRows) {
+  std::vector<uint16_t> exact(2 * 64, 0x43E0);  // 448, so that the scale is 1
+  const KvError none = client_->MeasureKvError(2, 64, exact, exact).value();
+  EXPECT_EQ(none.k, 0);
+  EXPECT_EQ(none.v_worst_row, 0);
+  std::vector<uint16_t> rounded = exact;
+  rounded[5] = 0x43D7;  // 430, between the codes 416 and 448
+  const KvError some = client_->MeasureKvError(2, 64, rounded, exact).value();
+  EXPECT_NEAR(some.k_worst_row, 14.0 / (448 * 8), 1e-5);  // off by 14 in a row of 64
+  EXPECT_NEAR(some.k, some.k_worst_row / std::sqrt(2.0), 1e-5);
+  EXPECT_EQ(some.v, 0);
+  EXPECT_FALSE(client_->MeasureKvError(2, 63, exact, exact).ok());
 }
 
 }  // namespace

