@@ -50,9 +50,9 @@ TEST_P(DeviceFault, EndsEveryCallInFlightAndTheProcessWithItsExitCode) {
   v1::AppendResponse appended;
   const auto writer = stub->Append(&append_context, &appended);
   ASSERT_TRUE(writer->Write(ChunkOf(handles[5], 0, 0, 10, 0x4000)));
-  const auto waiting = [&] { return HttpGet(daemon.http_port(), "/statusz"); };
+  const auto waiting = [&] { return HttpGet(daemon.http_port(), "/metrics"); };
   ASSERT_TRUE(WaitUntil([&] {
-    return waiting().find("items waiting or running: 6\n") != std::string::npos;
+    return waiting().find("\nfp8kvd_queue_items 6\n") != std::string::npos;
   })) << waiting();
 
   daemon.process().Kill(SIGUSR1);
