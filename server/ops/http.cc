@@ -91,12 +91,14 @@ void Knock(const std::string& host, int port) {
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address,
                                                               HttpPages pages) {
   std::unique_ptr<HttpServer> self(new HttpServer(LocalHostOf(address), std::move(pages)));
+  // A connection that sends nothing holds a thread until its time is over, and probes must not wait
+  // for it as long as their own patience is, which is a second.
   const char* options[] = {"listening_ports",
                            address.c_str(),
                            "num_threads",
-                           "2",
+                           "8",
                            "request_timeout_ms",
-                           "5000",
+                           "1000",
                            "enable_directory_listing",
                            "no",
                            "enable_keep_alive",

@@ -244,13 +244,13 @@ const Small kOthers[] = {
             return Send(stub, &Stub::MeasureKvError, request);
           },
           StatusCode::INVALID_ARGUMENT, "a multiple of 131072"},
-    // 256 MiB of zeros, in a quarter of one.
+    // 128 MiB of zeros, in an eighth of one.
     Small{"ACompressedMessage",
           [](Stub* stub) {
             v1::DecodeRequest request;
-            request.set_q(std::string(256 << 20, '\0'));
+            request.set_q(std::string(128 << 20, '\0'));
             Answer answer = Send(stub, &Stub::Decode, request, GRPC_COMPRESS_GZIP);
-            answer.request_bytes = 256 << 10;
+            answer.request_bytes = 128 << 10;
             return answer;
           },
           StatusCode::UNIMPLEMENTED, "'gzip' is disabled"}};
