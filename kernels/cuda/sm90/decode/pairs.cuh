@@ -16,8 +16,6 @@
 
 namespace fp8kvd::kernels::cuda {
 
-inline constexpr int32_t kPairWarpsMax = 8;
-
 // Dynamic shared memory of a CTA, in bytes.
 struct PairsLayout {
   int32_t full;         // barriers, [warps][stages]
