@@ -168,14 +168,19 @@ void FillCatalog(Parts* parts) {
   }
 }
 
+std::vector<std::string> TenantNames(const config::Options& options) {
+  std::vector<std::string> names;
+  for (const config::TenantOptions& tenant : options.tenants) names.push_back(tenant.name);
+  return names;
+}
+
 absl::Status MakeLocks(const config::Options& options, Parts* parts, rpc::Locks* locks) {
   auto credentials = rpc::MakeCredentials(
       options.security, [](const std::string& text) { spdlog::warn("{}", text); });
   if (!credentials.ok()) return credentials.status();
   locks->credentials = *std::move(credentials);
   if (options.security.tokens_file.empty()) return absl::OkStatus();
-  std::vector<std::string> names;
-  for (const config::TenantOptions& tenant : options.tenants) names.push_back(tenant.name);
+  std::vector<std::string> names = TenantNames(options);
   absl::StatusOr<std::unique_ptr<rpc::Tokens>> tokens =
       rpc::Tokens::Load(options.security.tokens_file, std::move(names));
   if (!tokens.ok()) return tokens.status();
@@ -204,7 +209,8 @@ absl::Status StartDoors(Parts* parts) {
                            .device = parts->catalog.device_kind,
                            .device_name = parts->catalog.device_name,
                            .has_cuda = kHasCuda,
-                           .models = {}};
+                           .models = {},
+                           .tenants = TenantNames(loaded.options)};
   for (const translate::CatalogModel& model : parts->catalog.models) {
     labels.models.push_back({.name = model.geometry.name, .group_precisions = {}});
     for (const LayerGroup& group : model.geometry.groups) {
@@ -279,9 +285,9 @@ absl::Status Start(Parts* parts) {
   absl::Status status = StartEngine(parts);
   if (!status.ok()) return status;
   FillCatalog(parts);
-  parts->housekeeping =
-      std::make_unique<Housekeeping>(parts->catalog, &parts->readiness, &parts->metrics,
-                                     &parts->clock, [parts] { return parts->engine->stats(); });
+  parts->housekeeping = std::make_unique<Housekeeping>(
+      parts->catalog, TenantNames(parts->loaded.options), &parts->readiness, &parts->metrics,
+      &parts->clock, [parts] { return parts->engine->stats(); });
   parts->live_load = std::make_unique<LiveLoad>(&parts->loaded, &parts->clock,
                                                 [parts] { return parts->engine->stats(); });
   parts->engine_thread = std::make_unique<EngineThread>(parts->engine.get());

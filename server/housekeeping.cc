@@ -18,13 +18,14 @@ int64_t UnixMs() {
       .count();
 }
 
-ops::StatusFacts FactsOf(const translate::Catalog& catalog) {
+ops::StatusFacts FactsOf(const translate::Catalog& catalog, std::vector<std::string> tenants) {
   ops::StatusFacts facts{.version = catalog.version,
                          .incarnation = absl::StrCat(absl::Hex(catalog.incarnation)),
                          .device_kind = catalog.device_kind,
                          .device_name = catalog.device_name,
                          .start_ms = UnixMs(),
-                         .models = {}};
+                         .models = {},
+                         .tenants = std::move(tenants)};
   for (const translate::CatalogModel& from : catalog.models) {
     ops::StatusFacts::Model model{.name = from.geometry.name,
                                   .layers = from.geometry.layers,
@@ -47,10 +48,10 @@ ops::StatusFacts FactsOf(const translate::Catalog& catalog) {
 
 }  // namespace
 
-Housekeeping::Housekeeping(const translate::Catalog& catalog, const ops::Readiness* readiness,
-                           const ops::Metrics* metrics, const engine::Clock* clock,
-                           std::function<engine::EngineStats()> stats)
-    : facts_(FactsOf(catalog)),
+Housekeeping::Housekeeping(const translate::Catalog& catalog, std::vector<std::string> tenants,
+                           const ops::Readiness* readiness, const ops::Metrics* metrics,
+                           const engine::Clock* clock, std::function<engine::EngineStats()> stats)
+    : facts_(FactsOf(catalog, std::move(tenants))),
       readiness_(readiness),
       metrics_(metrics),
       clock_(clock),

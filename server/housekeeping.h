@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "server/engine/clock.h"
 #include "server/ops/history.h"
@@ -21,9 +22,9 @@ namespace fp8kvd {
 class Housekeeping {
  public:
   // All outlive it. stats may be called on any thread.
-  Housekeeping(const translate::Catalog& catalog, const ops::Readiness* readiness,
-               const ops::Metrics* metrics, const engine::Clock* clock,
-               std::function<engine::EngineStats()> stats);
+  Housekeeping(const translate::Catalog& catalog, std::vector<std::string> tenants,
+               const ops::Readiness* readiness, const ops::Metrics* metrics,
+               const engine::Clock* clock, std::function<engine::EngineStats()> stats);
 
   // Every History::kIntervalMs.
   void Look();

@@ -187,6 +187,34 @@ void AddModels(const engine::EngineStats& stats, const MetricLabels& labels, Fam
   }
 }
 
+// As many series as are configured, whatever tokens clients bring.
+void AddTenants(const engine::EngineStats& stats, const MetricLabels& labels, Families* out) {
+  for (size_t i = 0; i < stats.tenants.size(); ++i) {
+    const engine::TenantStats& tenant = stats.tenants[i];
+    const Labels name = {{"tenant", i < labels.tenants.size() ? labels.tenants[i] : "default"}};
+    out->Gauge("fp8kvd_tenant_seqs", "Live sequences of a tenant.",
+               static_cast<double>(tenant.seqs), name);
+    out->Gauge("fp8kvd_tenant_queue_items", "Its items taken and not yet answered.",
+               static_cast<double>(tenant.queue_items), name);
+    out->Count("fp8kvd_tenant_rows_total", "Its decode rows.", tenant.decode_rows_total, name);
+    out->Count("fp8kvd_tenant_kv_read_bytes_total", "Bytes of K and V read for it, as stored.",
+               tenant.kv_bytes_read_total, name);
+    out->Count("fp8kvd_tenant_requests_refused_total", "Its requests not taken: it was at a bound.",
+               tenant.requests_refused_total, name);
+    for (const engine::PoolStats& pool : tenant.pools) {
+      for (const auto& [state, pages] :
+           {std::pair("used", pool.pages_used), std::pair("free", pool.pages_free)}) {
+        out->Gauge("fp8kvd_tenant_pages", "Pages that a tenant holds, and may still hold.",
+                   static_cast<double>(pages),
+                   {{"tenant", name[0].value},
+                    {"model", labels.models[pool.model].name},
+                    {"group", std::to_string(pool.group)},
+                    {"state", state}});
+      }
+    }
+  }
+}
+
 void AddGpu(const GpuReading& gpu, Families* out) {
   out->Gauge("fp8kvd_gpu_memory_bytes", "Memory of the GPU, whoever uses it.",
              static_cast<double>(gpu.memory_bytes_used), {{"state", "used"}});
@@ -269,6 +297,7 @@ std::string Metrics::Scrape() const {
     const engine::EngineStats stats = stats_();
     AddIdentity(labels_, &families);
     AddState(stats, labels_, &families);
+    AddTenants(stats, labels_, &families);
     AddRequests(stats, &families);
     AddWork(stats, &families);
     AddModels(stats, labels_, &families);

@@ -76,6 +76,7 @@ struct MetricLabels {
   std::string device_name = {};
   bool has_cuda = false;  // of the build
   std::vector<Model> models;
+  std::vector<std::string> tenants = {};  // by TenantId; empty: one, that all are
 };
 
 class Metrics {

@@ -45,6 +45,23 @@ void AppendModels(const StatusFacts& facts, const engine::EngineStats& stats, st
   absl::StrAppend(json, "]");
 }
 
+void AppendTenants(const StatusFacts& facts, const engine::EngineStats& stats, std::string* json) {
+  absl::StrAppend(json, "\"tenants\":[");
+  for (size_t i = 0; i < facts.tenants.size() && i < stats.tenants.size(); ++i) {
+    const engine::TenantStats& tenant = stats.tenants[i];
+    int64_t used = 0;
+    int64_t total = 0;
+    for (const engine::PoolStats& pool : tenant.pools) {
+      used += pool.pages_used;
+      total += pool.pages_total;
+    }
+    absl::StrAppend(json, i == 0 ? "" : ",", "{\"name\":", Quoted(facts.tenants[i]),
+                    ",\"seqs\":", tenant.seqs, ",\"queue_items\":", tenant.queue_items,
+                    ",\"pages_used\":", used, ",\"pages_total\":", total, "}");
+  }
+  absl::StrAppend(json, "]");
+}
+
 void AppendNow(const engine::EngineStats& stats, std::string* json) {
   absl::StrAppend(json, "\"now\":{\"seqs\":", stats.seqs, ",\"queue_items\":", stats.queue_items,
                   ",\"launches_inflight\":", stats.launches_inflight,
@@ -87,6 +104,8 @@ std::string StatusJson(const StatusFacts& facts, const Readiness& readiness, con
   AppendNow(now.engine, &json);
   json.push_back(',');
   AppendModels(facts, now.engine, &json);
+  json.push_back(',');
+  AppendTenants(facts, now.engine, &json);
   json.push_back(',');
   AppendHistory(history.Copy(), &json);
   json.push_back('}');

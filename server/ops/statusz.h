@@ -4,7 +4,8 @@
 // The JSON: version, incarnation, state, why, device {kind, name}, time_ms, uptime_s, interval_ms;
 //   now {...} of the counters; models [{name, layers, q_heads, kv_heads, head_dim, reason, groups
 //   [{layers, window, precision, pages_total, pages_used, pages_free, pages_reserved,
-//   page_bytes}]}]; history {time_ms [], and one array for each of History::kSeries}, null where
+//   page_bytes}]}]; tenants [{name, seqs, queue_items, pages_used, pages_total}], empty where none
+//   are configured; history {time_ms [], and one array for each of History::kSeries}, null where
 //   nothing was observed. No secrets, no clients' words, no handles.
 #pragma once
 
@@ -40,6 +41,7 @@ struct StatusFacts {
   std::string device_name;
   int64_t start_ms = 0;  // since 1970
   std::vector<Model> models;
+  std::vector<std::string> tenants = {};  // by TenantId
 };
 
 // The page.

@@ -66,7 +66,8 @@ TEST(Metrics, AScrapeIsOneCopyOfTheEngine) {
       {.version = "1",
        .incarnation = "a",
        .device = "cpu",
-       .models = {{.name = "m", .group_precisions = {"fp8_kv"}}}},
+       .models = {{.name = "m", .group_precisions = {"fp8_kv"}}},
+       .tenants = {"team-a"}},
       [&copies] {
         ++copies;
         engine::EngineStats stats;
@@ -80,6 +81,11 @@ TEST(Metrics, AScrapeIsOneCopyOfTheEngine) {
                                .pages_free = 7,
                                .pages_reserved = 2,
                                .page_evictions_total = 11});
+        stats.tenants.push_back(
+            {.requests_refused_total = 6,
+             .seqs = 3,
+             .pools = {
+                 {.model = 0, .group = 0, .pages_total = 8, .pages_used = 5, .pages_free = 3}}});
         stats.models.emplace_back();
         stats.models[0].kv_bytes_read_total = 99;
         stats.batch_rows.Observe(8);
@@ -91,6 +97,11 @@ TEST(Metrics, AScrapeIsOneCopyOfTheEngine) {
   EXPECT_THAT(text, HasSubstr("fp8kvd_seqs 4\n"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_pages{model="m",group="0",state="used"} 5)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_pages{model="m",group="0",state="free"} 7)"));
+  EXPECT_THAT(
+      text,
+      HasSubstr(R"(fp8kvd_tenant_pages{tenant="team-a",model="m",group="0",state="free"} 3)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_tenant_seqs{tenant="team-a"} 3)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_tenant_requests_refused_total{tenant="team-a"} 6)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_pages_reserved{model="m",group="0"} 2)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_page_evictions_total{model="m",group="0"} 11)"));
   EXPECT_THAT(text,

@@ -19,6 +19,9 @@ std::string JsonOf(const StatusFacts& facts, State state = State::kReady) {
   totals.engine.seqs = 3;
   totals.engine.pools = {
       {.pages_total = 12, .pages_used = 5, .pages_free = 7, .pages_reserved = 2}};
+  totals.engine.tenants = {{.queue_items = 4,
+                            .seqs = 2,
+                            .pools = {{.pages_total = 6, .pages_used = 5}, {.pages_total = 10}}}};
   History history;
   history.Add(totals);
   totals.time_ms += 2000;
@@ -54,6 +57,14 @@ TEST(StatusJson, HasStateDeviceModelsAndHistory) {
   EXPECT_THAT(json, HasSubstr(R"("time_ms":[67000])"));
   EXPECT_THAT(json, HasSubstr(R"("rows_per_s":[5])"));
   EXPECT_THAT(json, HasSubstr(R"("queue_p99_s":[null])"));
+}
+
+TEST(StatusJson, NamesTenantsWhereTheyAreConfigured) {
+  EXPECT_THAT(JsonOf(Facts()), HasSubstr(R"("tenants":[])"));
+  StatusFacts facts = Facts();
+  facts.tenants = {"team-a"};
+  EXPECT_THAT(JsonOf(facts), HasSubstr(R"("tenants":[{"name":"team-a","seqs":2,"queue_items":4,)"
+                                       R"("pages_used":5,"pages_total":16}])"));
 }
 
 TEST(StatusJson, SaysWhyItIsNotReady) {
