@@ -3,7 +3,9 @@
 // size; the device is NullBackend) and a raw echo (ByteBuffer in, a prepared ByteBuffer of the
 // reply's size out). One client, the same code and the same bytes to both, in blocks that take
 // turns, so that both see the same machine. Prints one JSON object.
-//   rpc_bench [--smoke]    --smoke: few calls, to see that it runs
+//   rpc_bench [--smoke] [--target=HOST:PORT]
+// --smoke: few calls, to see that it runs. --target: a running daemon in place of the first server,
+// with one model of 64/8 heads, d128 (bench/daemon_gpu.py starts one on a GPU).
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,10 +20,10 @@
 #include <thread>
 #include <vector>
 
-#include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 
 #include "bench/null_backend.h"
+#include "bench/rpc_client.h"
 #include "bench/rpc_echo.h"
 #include "config/base/check.h"
 #include "fp8kvd/v1/kv.grpc.pb.h"
@@ -33,14 +35,7 @@
 namespace fp8kvd::bench {
 namespace {
 
-using SteadyTime = std::chrono::steady_clock;
-
-constexpr int kQHeads = 64;
-constexpr int kKvHeads = 8;
-constexpr int kHeadDim = 128;
 constexpr int kPollers = 1;
-constexpr int kChunkTokens = 256;  // 1 MiB of K and V
-constexpr int64_t kChunkBytes = int64_t{kChunkTokens} * kKvHeads * kHeadDim * 2 * 2;
 
 struct Sizes {
   int blocks = 20;
@@ -136,190 +131,6 @@ void ServeDaemon(Until until_stopped) {
   engine_thread.join();
 }
 
-// Client ------------------------------------------------------------------------------------------
-
-struct Target {
-  const char* name;
-  std::shared_ptr<grpc::Channel> channel;
-  std::unique_ptr<v1::DecodeAttention::Stub> stub;  // of the daemon: both get its handles
-};
-
-grpc::ByteBuffer ToBytes(const google::protobuf::Message& message) {
-  const grpc::Slice slice(message.SerializeAsString());
-  return grpc::ByteBuffer(&slice, 1);
-}
-
-std::vector<v1::Handle> Create(v1::DecodeAttention::Stub* daemon, int count) {
-  grpc::ClientContext context;
-  v1::CreateSequencesRequest request;
-  request.set_count(count);
-  v1::CreateSequencesResponse response;
-  FP8KVD_CHECK(daemon->CreateSequences(&context, request, &response).ok());
-  return {response.handles().begin(), response.handles().end()};
-}
-
-void Free(v1::DecodeAttention::Stub* daemon, const std::vector<v1::Handle>& handles) {
-  grpc::ClientContext context;
-  v1::FreeSequencesRequest request;
-  for (const v1::Handle& handle : handles) *request.add_handles() = handle;
-  v1::FreeSequencesResponse response;
-  FP8KVD_CHECK(daemon->FreeSequences(&context, request, &response).ok());
-}
-
-// Steps 0 .. count - 1 of the sequences, ready to send.
-std::vector<grpc::ByteBuffer> Steps(const std::vector<v1::Handle>& handles, int count) {
-  v1::DecodeRequest request;
-  const size_t items = handles.size();
-  request.set_q(std::string(items * kQHeads * kHeadDim * 2, '\x3F'));
-  request.set_k(std::string(items * kKvHeads * kHeadDim * 2, '\x3E'));
-  request.set_v(std::string(items * kKvHeads * kHeadDim * 2, '\x3D'));
-  for (const v1::Handle& handle : handles) *request.add_handles() = handle;
-  std::vector<grpc::ByteBuffer> steps;
-  for (int step = 0; step < count; ++step) {
-    request.clear_positions();
-    for (size_t i = 0; i < items; ++i) request.add_positions(step);
-    request.set_request_id(step + 1);
-    steps.push_back(ToBytes(request));
-  }
-  return steps;
-}
-
-std::vector<grpc::ByteBuffer> Chunks(const v1::Handle& handle, int count) {
-  v1::AppendRequest request;
-  *request.mutable_handle() = handle;
-  request.set_n(kChunkTokens);
-  request.set_k(std::string(kChunkBytes / 2, '\x3F'));
-  request.set_v(std::string(kChunkBytes / 2, '\x3E'));
-  std::vector<grpc::ByteBuffer> chunks;
-  for (int i = 0; i < count; ++i) {
-    request.set_pos(int64_t{i} * kChunkTokens);
-    chunks.push_back(ToBytes(request));
-  }
-  return chunks;
-}
-
-// One client thread with a completion queue of its own.
-class Client {
- public:
-  explicit Client(const Target& target) : stub_(target.channel) {}
-  ~Client() {
-    queue_.Shutdown();
-    void* tag = nullptr;
-    bool ok = false;
-    while (queue_.Next(&tag, &ok)) {
-    }
-  }
-  Client(const Client&) = delete;
-  Client& operator=(const Client&) = delete;
-
-  // One call after the other; latencies in microseconds are appended.
-  void Unary(const std::vector<grpc::ByteBuffer>& messages, std::vector<double>* us) {
-    for (const grpc::ByteBuffer& message : messages) {
-      grpc::ClientContext context;
-      grpc::ByteBuffer reply;
-      grpc::Status status;
-      const auto begin = SteadyTime::now();
-      auto call = stub_.PrepareUnaryCall(&context, kDecode, message, &queue_);
-      call->StartCall();
-      call->Finish(&reply, &status, this);
-      FP8KVD_CHECK(Next());
-      us->push_back(std::chrono::duration<double, std::micro>(SteadyTime::now() - begin).count());
-      FP8KVD_CHECK(status.ok());
-    }
-  }
-
-  // All messages over one stream, at most `inflight` unanswered; messages per second.
-  double Bidi(const std::vector<grpc::ByteBuffer>& messages, size_t inflight) {
-    grpc::ClientContext context;
-    auto stream = stub_.PrepareCall(&context, kDecodeStream, &queue_);
-    stream->StartCall(this);
-    FP8KVD_CHECK(Next());
-    int write_tag = 0;
-    int read_tag = 0;
-    grpc::ByteBuffer reply;
-    size_t sent = 0;
-    size_t answered = 0;
-    bool writing = false;
-    const auto begin = SteadyTime::now();
-    stream->Read(&reply, &read_tag);
-    while (answered < messages.size()) {
-      if (!writing && sent < messages.size() && sent - answered < inflight) {
-        stream->Write(messages[sent], &write_tag);
-        writing = true;
-        ++sent;
-      }
-      void* tag = nullptr;
-      bool ok = false;
-      FP8KVD_CHECK(queue_.Next(&tag, &ok) && ok);
-      if (tag == &write_tag) {
-        writing = false;
-      } else if (++answered < messages.size()) {
-        stream->Read(&reply, &read_tag);
-      }
-    }
-    const std::chrono::duration<double> elapsed = SteadyTime::now() - begin;
-    if (writing) FP8KVD_CHECK(Next());
-    stream->WritesDone(this);
-    FP8KVD_CHECK(Next());
-    grpc::Status status;
-    stream->Finish(&status, this);
-    FP8KVD_CHECK(Next() && status.ok());
-    return static_cast<double>(messages.size()) / elapsed.count();
-  }
-
-  // Bytes of K and V per second.
-  double Upload(const std::vector<grpc::ByteBuffer>& chunks) {
-    grpc::ClientContext context;
-    auto stream = stub_.PrepareCall(&context, kAppend, &queue_);
-    stream->StartCall(this);
-    FP8KVD_CHECK(Next());
-    const auto begin = SteadyTime::now();
-    for (const grpc::ByteBuffer& chunk : chunks) {
-      stream->Write(chunk, this);
-      FP8KVD_CHECK(Next());
-    }
-    stream->WritesDone(this);
-    FP8KVD_CHECK(Next());
-    grpc::ByteBuffer reply;
-    stream->Read(&reply, this);
-    FP8KVD_CHECK(Next());
-    const std::chrono::duration<double> elapsed = SteadyTime::now() - begin;
-    grpc::Status status;
-    stream->Finish(&status, this);
-    FP8KVD_CHECK(Next() && status.ok());
-    return static_cast<double>(chunks.size()) * kChunkBytes / elapsed.count();
-  }
-
-  // Opens a stream that stays open.
-  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> Open(grpc::ClientContext* context) {
-    auto stream = stub_.PrepareCall(context, kDecodeStream, &queue_);
-    stream->StartCall(this);
-    FP8KVD_CHECK(Next());
-    return stream;
-  }
-  void Close(grpc::GenericClientAsyncReaderWriter* stream) {
-    stream->WritesDone(this);
-    FP8KVD_CHECK(Next());
-    grpc::Status status;
-    stream->Finish(&status, this);
-    FP8KVD_CHECK(Next() && status.ok());
-  }
-
- private:
-  static constexpr char kDecode[] = "/fp8kvd.v1.DecodeAttention/Decode";
-  static constexpr char kDecodeStream[] = "/fp8kvd.v1.DecodeAttention/DecodeStream";
-  static constexpr char kAppend[] = "/fp8kvd.v1.DecodeAttention/Append";
-
-  bool Next() {
-    void* tag = nullptr;
-    bool ok = false;
-    return queue_.Next(&tag, &ok) && ok;
-  }
-
-  grpc::GenericStub stub_;
-  grpc::CompletionQueue queue_;
-};
-
 double Quantile(std::vector<double> values, double q) {
   std::sort(values.begin(), values.end());
   return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
@@ -360,6 +171,40 @@ class Bench {
               0);
     PrintPair(("bidi16_" + suffix).c_str(), "messages/s", Quantile(rate[0], 0.5),
               Quantile(rate[1], 0.5), 0.85);
+  }
+
+  // A step of one sequence of 1,024 tokens at a time.
+  void BidiOneByOne() {
+    constexpr int kPromptChunks = 1024 / kChunkTokens;
+    std::vector<double> us[2];
+    for (int block = 0; block < sizes_.blocks; ++block) {
+      for (int i : {block % 2, 1 - block % 2}) {
+        const auto handles = Create(daemon(), 1);
+        Client(targets_[1]).Upload(Chunks(handles[0], kPromptChunks));
+        Client client(targets_[i]);
+        client.BidiOneByOne(Steps(handles, sizes_.calls, 1024), &us[i]);
+        Free(daemon(), handles);
+      }
+    }
+    PrintPair("bidi1_p50_kv1024", "us", Quantile(us[0], 0.5), Quantile(us[1], 0.5), 0);
+    PrintPair("bidi1_p99_kv1024", "us", Quantile(us[0], 0.99), Quantile(us[1], 0.99), 0);
+  }
+
+  // Steps of 128 sequences over one stream: bytes of messages and replies per second.
+  void BidiBytes() {
+    constexpr int kItems = 128;
+    constexpr double kBytes = kItems * (2.0 * kQHeads + 2.0 * kKvHeads) * kHeadDim * 2;
+    std::vector<double> rate[2];
+    for (int block = 0; block < sizes_.blocks / 4; ++block) {
+      for (int i : {block % 2, 1 - block % 2}) {
+        const auto handles = Create(daemon(), kItems);
+        Client client(targets_[i]);
+        rate[i].push_back(client.Bidi(Steps(handles, sizes_.calls / 4), /*inflight=*/4) * kBytes /
+                          1e6);
+        Free(daemon(), handles);
+      }
+    }
+    PrintPair("bidi4_128_items", "MB/s", Quantile(rate[0], 0.5), Quantile(rate[1], 0.5), 0.8);
   }
 
   void Upload() {
@@ -436,12 +281,11 @@ class Bench {
   const Target targets_[2];
 };
 
-Target Connect(const char* name, const Child& child) {
+Target Connect(const char* name, const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  auto channel = grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(child.port),
-                                           grpc::InsecureChannelCredentials(), arguments);
+  auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   return {name, channel, v1::DecodeAttention::NewStub(channel)};
 }
 
@@ -452,24 +296,34 @@ void Stop(const Child& child) {
   FP8KVD_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-int Main(bool smoke) {
+int Main(bool smoke, const std::string& target) {
   // Before this process touches gRPC: a fork after that is not supported.
   const Child echo = Spawn([](auto until) { ServeEcho(kPollers, until); });
-  const Child daemon = Spawn([](auto until) { ServeDaemon(until); });
+  const bool is_ours = target.empty();
+  Child daemon;
+  if (is_ours) daemon = Spawn([](auto until) { ServeDaemon(until); });
+  const std::string address = is_ours ? "127.0.0.1:" + std::to_string(daemon.port) : target;
   TuneMalloc();
   Sizes sizes;
   if (smoke) sizes = {2, 10, 40, 4, 5, 16};
   std::printf("{\n  \"cores\": %u,\n  \"pollers\": %d,\n  \"shape\": \"%d/%d heads, d%d\",\n",
               std::thread::hardware_concurrency(), kPollers, kQHeads, kKvHeads, kHeadDim);
   {
-    Bench bench(sizes, Connect("echo", echo), Connect("daemon", daemon));
+    Bench bench(sizes, Connect("echo", "127.0.0.1:" + std::to_string(echo.port)),
+                Connect("daemon", address));
+    bench.BidiOneByOne();
+    if (!smoke) bench.BidiBytes();
     bench.UnaryAndBidi(1);
     bench.UnaryAndBidi(8);
     bench.Upload();
     bench.DecodeBesideUpload();
-    bench.Threads(daemon.pid);
+    if (is_ours) {
+      bench.Threads(daemon.pid);
+    } else {
+      std::printf("  \"target\": \"%s\"\n}\n", target.c_str());
+    }
   }
-  Stop(daemon);
+  if (is_ours) Stop(daemon);
   Stop(echo);
   return 0;
 }
@@ -478,5 +332,17 @@ int Main(bool smoke) {
 }  // namespace fp8kvd::bench
 
 int main(int argc, char** argv) {
-  return fp8kvd::bench::Main(argc > 1 && std::strcmp(argv[1], "--smoke") == 0);
+  bool smoke = false;
+  std::string target;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--smoke") == 0) {
+      smoke = true;
+    } else if (std::strncmp(argv[i], "--target=", 9) == 0) {
+      target = argv[i] + 9;
+    } else {
+      std::fputs("usage: rpc_bench [--smoke] [--target=HOST:PORT]\n", stderr);
+      return 2;
+    }
+  }
+  return fp8kvd::bench::Main(smoke, target);
 }
