@@ -110,8 +110,10 @@ absl::StatusOr<DecodeReply> FromProto(const v1::DecodeResponse& response, OutTyp
   status.Update(ReadBytes("lse", response.lse(), reply.lse));
   if (!status.ok()) return status;
   reply.item_errors = ItemErrors(response.item_errors());
+  reply.stage_us = response.timings().stage_us();
   reply.queue_us = response.timings().queue_us();
   reply.kernel_us = response.timings().kernel_us();
+  reply.reply_us = response.timings().reply_us();
   reply.batch_items = response.timings().batch_items();
   return reply;
 }

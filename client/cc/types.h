@@ -224,8 +224,10 @@ struct DecodeReply {
   std::vector<float> out_fp32 = {};
   std::vector<float> lse = {};  // [n, q_heads] if asked
   std::vector<ItemError> item_errors = {};
+  uint32_t stage_us = 0;
   uint32_t queue_us = 0;
   uint32_t kernel_us = 0;
+  uint32_t reply_us = 0;
   uint32_t batch_items = 0;
 };
 

@@ -105,6 +105,7 @@ void Answers::Publish() {
   EngineStats& stats = context_.stats;
   stats.requests_refused_total = admission_->refused_total();
   stats.queue_items = admission_->places_used();
+  stats.device_allocations_total = context_.backend.allocations();
   stats.draining = admission_->is_refusing() && !stats.failed;
   stats.seqs = context_.store.seqs_used();
   for (PoolStats& pool : stats.pools) Fill(context_.store.Pool(pool.model, pool.group), &pool);

@@ -34,8 +34,9 @@ absl::Status DecodeStep::Run(const Batcher::Pick& pick, TimeUs now, Launch* laun
     launch->items.push_back(batch_item);
     AddRow(request, batch_item.item());
     Count(request, batch_item.item());
-    context_.stats.queue_us.Observe(
-        static_cast<uint64_t>(std::max<TimeUs>(0, now - request.arrived)));
+    const TimeUs staged = std::max(request.staged, request.arrived);
+    context_.stats.stage_us.Observe(static_cast<uint64_t>(staged - request.arrived));
+    context_.stats.queue_us.Observe(static_cast<uint64_t>(std::max<TimeUs>(0, now - staged)));
   }
   if (rows_.empty()) return absl::OkStatus();
 

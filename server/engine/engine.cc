@@ -77,8 +77,15 @@ void Engine::Parts::TakeTenants() {
   store_->SetTenants(LimitsOf(new_tenants_));
 }
 
+void Engine::Parts::NoteReply(const DecodeRequest& request) {
+  if (request.batch_items == 0) return;  // nothing of it ran
+  reply_us_.Observe(
+      static_cast<uint64_t>(std::max<TimeUs>(0, setup_.clock->NowUs() - request.fenced)));
+}
+
 EngineStats Engine::Parts::stats() const {
   EngineStats stats = answers_->Published();
+  stats.reply_us = reply_us_.Copy();
   stats.staging_slots_used = staging_->slots_used();
   stats.staging_slots_total = staging_->slots_total();
   return stats;
@@ -374,6 +381,7 @@ void Engine::Drain() { parts_->Drain(); }
 void Engine::SetTenants(std::vector<config::TenantOptions> tenants) {
   parts_->SetTenants(std::move(tenants));
 }
+void Engine::NoteReply(const DecodeRequest& request) { parts_->NoteReply(request); }
 EngineStats Engine::stats() const { return parts_->stats(); }
 const std::vector<ModelSetup>& Engine::models() const { return parts_->setup().models; }
 uint64_t Engine::incarnation() const { return parts_->setup().incarnation; }

@@ -61,6 +61,9 @@ class Engine {
   // From any thread: what each tenant may have from the next turn on; as many as at Start.
   void SetTenants(std::vector<config::TenantOptions> tenants);
 
+  // From any thread: an answered request's reply is made, and leaves.
+  void NoteReply(const DecodeRequest& request);
+
   // From any thread: refuse new work with UNAVAILABLE, finish what was taken, then Run returns.
   void Drain();
 

@@ -56,6 +56,7 @@ class Engine::Parts {
   absl::Status Run();
   void Drain();
   void SetTenants(std::vector<config::TenantOptions> tenants);
+  void NoteReply(const DecodeRequest& request);
   EngineStats stats() const;
   Staging& staging() { return *staging_; }
   const Setup& setup() const { return setup_; }
@@ -96,6 +97,7 @@ class Engine::Parts {
   const std::unique_ptr<Staging> staging_;
   Admission admission_;
   Doorbell doorbell_;
+  SharedHistogram reply_us_;
   std::atomic<bool> is_wanted_{false};  // a caller's turn left work for the engine's thread
   std::mutex tenants_mutex_;
   std::vector<config::TenantOptions> new_tenants_;  // guarded by tenants_mutex_

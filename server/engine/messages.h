@@ -51,6 +51,7 @@ struct Request {
   Completion* done = nullptr;
   cache::TenantId tenant{0};  // who asks: sequences of others are unknown to the request
   TimeUs arrived = 0;
+  TimeUs staged = 0;  // read, checked and copied: given to Submit
   TimeUs deadline = kNoDeadline;
   std::atomic<bool> cancelled{false};
   absl::Status status;  // of the request as a whole

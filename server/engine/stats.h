@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <vector>
@@ -28,6 +29,28 @@ struct Histogram {
     ++count;
     sum += value;
   }
+};
+
+// The same for many writers without a lock. A copy may miss what is being counted just now.
+class SharedHistogram {
+ public:
+  void Observe(uint64_t value) {
+    counts_[Histogram::BucketOf(value)].fetch_add(1, std::memory_order_relaxed);
+    sum_.fetch_add(value, std::memory_order_relaxed);
+  }
+  Histogram Copy() const {
+    Histogram copy;
+    for (int32_t i = 0; i < Histogram::kBuckets; ++i) {
+      copy.counts[i] = counts_[i].load(std::memory_order_relaxed);
+      copy.count += copy.counts[i];
+    }
+    copy.sum = sum_.load(std::memory_order_relaxed);
+    return copy;
+  }
+
+ private:
+  std::array<std::atomic<uint64_t>, Histogram::kBuckets> counts_{};
+  std::atomic<uint64_t> sum_{0};
 };
 
 // What one model's decodes read: the live cache share follows from it. A step reads each layer
@@ -85,10 +108,16 @@ struct EngineStats {
   uint64_t forks_total = 0;
   uint64_t lease_expiries_total = 0;
 
-  Histogram batch_rows;       // rows of a decode launch
-  Histogram queue_us;         // of a decode item: from arrival until its launch
+  Histogram batch_rows;  // rows of a decode launch
+  // Where a decode's time goes, one after the other.
+  Histogram stage_us;         // of an item: from arrival until it was read, checked and copied
+  Histogram queue_us;         // of an item: from then until its launch
   Histogram kernel_us;        // of a launch: until its fence was seen
+  Histogram reply_us;         // of a request: from then until its reply was made
   Histogram append_queue_us;  // of a bulk append: from arrival until its first slice
+
+  // Calls that took device, pinned or growing host memory: stands still once the engine runs.
+  int64_t device_allocations_total = 0;
 
   // Now.
   int64_t queue_items = 0;  // taken and not yet answered

@@ -111,9 +111,15 @@ void AddWork(const engine::EngineStats& stats, Families* out) {
   out->Count("fp8kvd_forks_total", "Sequences made by fork.", stats.forks_total);
   out->Count("fp8kvd_lease_expiries_total", "Sequences freed because no call named them.",
              stats.lease_expiries_total);
+  out->Count("fp8kvd_device_allocations_total",
+             "Times that device or pinned memory was taken; stands still once ready.",
+             stats.device_allocations_total);
   out->Observe("fp8kvd_batch_rows", "Rows of a decode launch.", stats.batch_rows, 1);
-  out->Observe("fp8kvd_queue_seconds", "From a decode's arrival to its launch.", stats.queue_us,
-               kMicro);
+  out->Observe("fp8kvd_stage_seconds", "From a decode's arrival until it was staged.",
+               stats.stage_us, kMicro);
+  out->Observe("fp8kvd_queue_seconds", "From then to its launch.", stats.queue_us, kMicro);
+  out->Observe("fp8kvd_reply_seconds", "From a decode's fence until its reply was made.",
+               stats.reply_us, kMicro);
   out->Observe("fp8kvd_kernel_seconds", "From a launch until its fence was seen.", stats.kernel_us,
                kMicro);
   out->Observe("fp8kvd_append_queue_seconds", "From a bulk append's arrival to its first slice.",

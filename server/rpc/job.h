@@ -93,6 +93,7 @@ class Work : public engine::Completion, public Posted {
     request->tenant = arrival.tenant;
     request->arrived = arrival.arrived;
     request->deadline = arrival.deadline;
+    request->staged = parts_->clock->NowUs();
     absl::Status status = parts_->engine->Submit(request);
     is_expected_ = status.ok();
     if (is_expected_) {

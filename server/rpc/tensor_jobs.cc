@@ -69,7 +69,10 @@ absl::Status DecodeJob::Answer(grpc::ByteBuffer* reply) {
     status = message_.request().status;
     retry_after_ms_ = message_.request().retry_after_ms;
   }
-  if (status.ok()) *reply = translate::DecodeReply(message_);
+  if (status.ok()) {
+    *reply = translate::DecodeReply(message_, parts().clock->NowUs());
+    parts().engine->NoteReply(message_.request());
+  }
   if (slot_.has_value()) parts().engine->staging().Release(*slot_);
   slot_.reset();
   return status;

@@ -46,7 +46,7 @@ uint8_t* WriteRows(int field, const void* rows, int64_t tokens, int64_t row_byte
 
 }  // namespace
 
-grpc::ByteBuffer DecodeReply(const DecodeMessage& message) {
+grpc::ByteBuffer DecodeReply(const DecodeMessage& message, engine::TimeUs now) {
   const engine::DecodeRequest& request = message.request();
   v1::DecodeResponse rest;  // everything but the tensors
   rest.set_request_id(message.request_id());
@@ -59,9 +59,12 @@ grpc::ByteBuffer DecodeReply(const DecodeMessage& message) {
   }
   if (request.batch_items > 0) {
     v1::StepTimings* timings = rest.mutable_timings();
-    timings->set_queue_us(Microseconds(request.launched - request.arrived));
+    const engine::TimeUs staged = std::max(request.staged, request.arrived);
+    timings->set_stage_us(Microseconds(staged - request.arrived));
+    timings->set_queue_us(Microseconds(request.launched - staged));
     timings->set_kernel_us(Microseconds(request.fenced - request.launched));
     timings->set_batch_items(static_cast<uint32_t>(request.batch_items));
+    timings->set_reply_us(Microseconds(now - request.fenced));
   }
   const int64_t lse_row_bytes = message.q_heads() * static_cast<int64_t>(sizeof(float));
   const int64_t lse_bytes = request.lse == nullptr ? 0 : message.tokens() * lse_row_bytes;

@@ -15,8 +15,8 @@
 namespace fp8kvd::translate {
 
 // The message's request was answered with an OK status. Rows of failed items are zero in out and
-// lse, whatever the slot holds there.
-grpc::ByteBuffer DecodeReply(const DecodeMessage& message);
+// lse, whatever the slot holds there. now: when the reply is begun.
+grpc::ByteBuffer DecodeReply(const DecodeMessage& message, engine::TimeUs now);
 
 // A stream's message that failed as a whole.
 grpc::ByteBuffer DecodeErrorReply(uint64_t request_id, const absl::Status& status,

@@ -2,6 +2,7 @@
 // processes that die.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <set>
 
@@ -172,6 +173,25 @@ TEST_F(DaemonTest, AKilledClientsPagesComeBackWithinItsLease) {
     EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(2));
     EXPECT_EQ(Attend(*client_, other, 0, 99), before);
     EXPECT_EQ(PagesUsed(), client_->StatSequences({&other.handle(), 1})->sequences[0].pages);
+  }
+}
+
+TEST_F(DaemonTest, BenchSaysWhereACallsTimeGoes) {
+  const std::string command = BuiltProgram("fp8kvctl") + " bench --target=" + daemon_.target() +
+                              " --json --breakdown --seconds=0.2 --batch=2 --seq_len=64";
+  std::FILE* const pipe = popen(command.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string out;
+  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) out += static_cast<char>(c);
+  EXPECT_EQ(pclose(pipe), 0);
+  const size_t at = out.find("\"breakdown\"");
+  ASSERT_NE(at, std::string::npos) << out;
+  size_t before = at;
+  for (const char* part : {"stage_us", "queue_us", "kernel_us", "reply_us", "wire_us"}) {
+    const size_t found = out.find(part, at);
+    ASSERT_NE(found, std::string::npos) << part << " is missing: " << out;
+    EXPECT_GT(found, before) << part;
+    before = found;
   }
 }
 

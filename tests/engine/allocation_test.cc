@@ -44,6 +44,8 @@ TEST(Allocation, TheDecodePathTakesNoMemory) {
   }
   DecodeCall first_layer(engine.get(), 0, 0, items);
   DecodeCall second_layer(engine.get(), 0, 1, items);
+  const int64_t of_device = engine->stats().device_allocations_total;
+  EXPECT_GT(of_device, 0);
   const int64_t before = g_allocations;
   for (int32_t pos = 0; pos < 1000; ++pos) {  // the first and largest batch included
     for (DecodeCall* call : {&first_layer, &second_layer}) {
@@ -58,6 +60,7 @@ TEST(Allocation, TheDecodePathTakesNoMemory) {
     clock.AdvanceUs(100);
   }
   EXPECT_EQ(g_allocations - before, 0);
+  EXPECT_EQ(engine->stats().device_allocations_total, of_device);
   EXPECT_EQ(engine->stats().rows_total, 128'000u);
 }
 

@@ -105,7 +105,7 @@ void TryDecode(const Catalog& catalog, const std::vector<Piece>& pieces, size_t 
   CheckWithin(request.out, row * message.out_row_bytes(), slot);
   CheckWithin(request.lse, row * geometry.q_heads * 4, slot);
   v1::DecodeResponse response;
-  FP8KVD_CHECK(Parse(DecodeReply(message), &response));
+  FP8KVD_CHECK(Parse(DecodeReply(message, message.request().fenced), &response));
   FP8KVD_CHECK(static_cast<int64_t>(response.out().size()) == row * message.out_row_bytes());
 }
 

@@ -46,7 +46,7 @@ class DecodeReplyTest : public testing::Test {
   }
   v1::DecodeResponse Reply() {
     v1::DecodeResponse response;
-    EXPECT_TRUE(Parse(DecodeReply(message_), &response));
+    EXPECT_TRUE(Parse(DecodeReply(message_, /*now=*/1340), &response));
     return response;
   }
   static float At(const std::string& bytes, size_t index) {
@@ -64,6 +64,7 @@ class DecodeReplyTest : public testing::Test {
 TEST_F(DecodeReplyTest, CarriesOutLseAndTimings) {
   engine::DecodeRequest& request = message_.request();
   request.arrived = 1000;
+  request.staged = 1030;
   request.launched = 1250;
   request.fenced = 1300;
   request.batch_items = 7;
@@ -75,8 +76,10 @@ TEST_F(DecodeReplyTest, CarriesOutLseAndTimings) {
   ASSERT_EQ(response.lse().size(), 3U * 4 * 4);
   EXPECT_EQ(At(response.lse(), 11), -12.0F);
   EXPECT_EQ(response.item_errors_size(), 0);
-  EXPECT_EQ(response.timings().queue_us(), 250U);
+  EXPECT_EQ(response.timings().stage_us(), 30U);
+  EXPECT_EQ(response.timings().queue_us(), 220U);
   EXPECT_EQ(response.timings().kernel_us(), 50U);
+  EXPECT_EQ(response.timings().reply_us(), 40U);
   EXPECT_EQ(response.timings().batch_items(), 7U);
 }
 

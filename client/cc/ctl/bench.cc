@@ -26,8 +26,29 @@ struct Plan {
   double seconds = 0;
 };
 
+// Where the time of a call went: as the daemon reports it, and what is left of it.
+struct Breakdown {
+  std::vector<double> stage_us;
+  std::vector<double> queue_us;
+  std::vector<double> kernel_us;
+  std::vector<double> reply_us;
+  std::vector<double> wire_us;  // both ways, gRPC and this client included
+  std::vector<double> batch_items;
+
+  void Add(double call_us, const client::DecodeReply& reply) {
+    stage_us.push_back(reply.stage_us);
+    queue_us.push_back(reply.queue_us);
+    kernel_us.push_back(reply.kernel_us);
+    reply_us.push_back(reply.reply_us);
+    const double inside = stage_us.back() + queue_us.back() + kernel_us.back() + reply_us.back();
+    wire_us.push_back(std::max(0.0, call_us - inside));
+    batch_items.push_back(reply.batch_items);
+  }
+};
+
 struct Result {
   std::vector<double> call_ms;
+  Breakdown breakdown;
   double wall_s = 0;
 };
 
@@ -149,6 +170,7 @@ absl::StatusOr<Result> Measure(const Plan& plan, client::Client& client,
     if (!reply->reply.item_errors.empty()) return reply->reply.item_errors[0].status;
     const std::chrono::duration<double, std::milli> took = Clock::now() - sent[reply->request_id];
     result.call_ms.push_back(took.count());
+    result.breakdown.Add(took.count() * 1e3, reply->reply);
     sent.erase(reply->request_id);
   }
   result.wall_s = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -164,6 +186,35 @@ double CallBytes(const Plan& plan) {
       plan.group.precision == client::Precision::kFp8Kv ? 2 * head_dim + 8 : 4 * head_dim;
   return static_cast<double>(plan.batch) * static_cast<double>(tokens) *
          static_cast<double>(plan.model.kv_heads) * static_cast<double>(token_bytes);
+}
+
+struct Part {
+  const char* name;
+  std::vector<double>* values;
+};
+std::vector<Part> PartsOf(Breakdown& breakdown) {
+  return {{"stage_us", &breakdown.stage_us},   {"queue_us", &breakdown.queue_us},
+          {"kernel_us", &breakdown.kernel_us}, {"reply_us", &breakdown.reply_us},
+          {"wire_us", &breakdown.wire_us},     {"batch_items", &breakdown.batch_items}};
+}
+
+void AddBreakdown(Breakdown& breakdown, Json& json) {
+  json.Key("breakdown").BeginObject();
+  for (const Part& part : PartsOf(breakdown)) {
+    json.Key(part.name).BeginObject();
+    json.Key("p50").Number(Quantile(*part.values, 0.5));
+    json.Key("p99").Number(Quantile(*part.values, 0.99)).EndObject();
+  }
+  json.EndObject();
+}
+
+void PrintBreakdown(Breakdown& breakdown, const Invocation& invocation) {
+  Table table({"part of a call", "p50", "p99"});
+  for (const Part& part : PartsOf(breakdown)) {
+    table.Add(
+        {part.name, Fixed(Quantile(*part.values, 0.5), 1), Fixed(Quantile(*part.values, 0.99), 1)});
+  }
+  table.Print(invocation.out());
 }
 
 void Print(const Plan& plan, Result& result, const Invocation& invocation) {
@@ -182,7 +233,9 @@ void Print(const Plan& plan, Result& result, const Invocation& invocation) {
     json.Key("calls").Count(result.call_ms.size()).Key("seconds").Number(result.wall_s);
     json.Key("p50_ms").Number(p50).Key("p99_ms").Number(p99);
     json.Key("calls_per_s").Number(calls / result.wall_s).Key("rows_per_s").Number(tokens_s);
-    json.Key("cache_gb_per_s").Number(gb_s).EndObject();
+    json.Key("cache_gb_per_s").Number(gb_s);
+    if (invocation.Has("breakdown")) AddBreakdown(result.breakdown, json);
+    json.EndObject();
     invocation.out() << json.str() << '\n';
     return;
   }
@@ -193,6 +246,7 @@ void Print(const Plan& plan, Result& result, const Invocation& invocation) {
              Fixed(calls / result.wall_s, 1), Fixed(tokens_s, 1), Fixed(p50, 2), Fixed(p99, 2),
              Fixed(gb_s, 2)});
   table.Print(invocation.out());
+  if (invocation.Has("breakdown")) PrintBreakdown(result.breakdown, invocation);
 }
 
 absl::Status RunBench(const Invocation& invocation) {
@@ -229,7 +283,8 @@ const Command& BenchCommand() {
        {"batch", "N", "sequences in a call; default 4"},
        {"seq_len", "N", "tokens of each; default 1024"},
        {"in_flight", "N", "calls in the pipeline; default 4"},
-       {"seconds", "S", "how long to decode; default 3"}},
+       {"seconds", "S", "how long to decode; default 3"},
+       {"breakdown", "", "where a call's time goes: in the daemon's parts, and on the wire"}},
       RunBench};
   return command;
 }

@@ -151,9 +151,11 @@ class ItemError:
 class Timings(NamedTuple):
     """Where the time of a decode went inside the daemon."""
 
-    queue_us: int  # from arrival until the launch that served it
+    queue_us: int  # from being staged until the launch that served it
     kernel_us: int  # from the launch until its end was seen
     batch_items: int  # items in that launch, of all requests
+    stage_us: int  # from arrival until it was read, checked and copied for the device
+    reply_us: int  # from the launch's end until the reply was begun
 
 
 class DecodeReply:
@@ -172,4 +174,5 @@ class DecodeReply:
     def timings(self) -> Timings:
         """Where the time went inside the daemon."""
         timings = self._reply.small.timings
-        return Timings(timings.queue_us, timings.kernel_us, timings.batch_items)
+        return Timings(timings.queue_us, timings.kernel_us, timings.batch_items,
+                       timings.stage_us, timings.reply_us)
