@@ -100,7 +100,7 @@ void ServeDaemon(Until until_stopped) {
   const engine::SteadyClock clock;
   const config::EngineOptions engine_options;
   config::CacheOptions cache_options;
-  cache_options.seqs_max = 64;
+  cache_options.seqs_max = 256;
   cache_options.seq_len_max = 1 << 20;
   const ModelGeometry geometry = Geometry();
   auto engine =

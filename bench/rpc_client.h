@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,7 +39,9 @@ inline std::vector<v1::Handle> Create(v1::DecodeAttention::Stub* daemon, int cou
   v1::CreateSequencesRequest request;
   request.set_count(count);
   v1::CreateSequencesResponse response;
-  FP8KVD_CHECK(daemon->CreateSequences(&context, request, &response).ok());
+  const grpc::Status status = daemon->CreateSequences(&context, request, &response);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.error_message().c_str());
+  FP8KVD_CHECK(status.ok());
   return {response.handles().begin(), response.handles().end()};
 }
 
