@@ -54,6 +54,34 @@ struct ServerOptions {
   int32_t reader_stall_ms_max = 60000;
 };
 
+// The same-host transport: a client on this machine sends its rows through shared memory.
+struct SharedMemoryOptions {
+  // false: every client uses gRPC.
+  bool shm_enabled = true;
+  // The unix socket where clients present their tickets. Empty: fp8kvd-<port>.sock in
+  // $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR or /tmp/fp8kvd-<uid>; if none of them can be had, the
+  // daemon runs without. A path that is set and cannot be had ends the start.
+  std::string shm_socket;
+  // The socket's mode is 0660 instead of 0600: processes of the daemon's group may connect, too.
+  bool shm_group_access = false;
+  // Threads that copy and check rows and write replies; sessions are spread over them. More serve
+  // more clients at once and cost a core each under load.
+  int32_t shm_threads = 2;
+  // Sessions at a time, in all and of one tenant. Each has a socket and some hundred kilobytes.
+  int32_t shm_sessions_max = 64;
+  int32_t shm_sessions_per_tenant_max = 64;
+  // Memory of one session, and of all sessions of one tenant. It is taken page by page when it is
+  // first written to, and given back when the session ends.
+  int64_t shm_session_bytes_max = int64_t{64} << 20;
+  int64_t shm_tenant_bytes_max = int64_t{2} << 30;
+  // Requests of one session that are taken and not yet answered. More hide a longer launch; each
+  // decode among them holds a staging slot.
+  int32_t shm_inflight_max = 64;
+  // How long a thread looks for more after work before it sleeps. Longer answers the next call
+  // sooner and takes more of a core; 0 where clients and daemon have two cores together.
+  int32_t shm_spin_us = 50;
+};
+
 // Who may call, and what protects the bytes on the way. Files are read at start; the two of TLS
 // again whenever they change, tokens_file at SIGHUP.
 struct SecurityOptions {
@@ -248,6 +276,7 @@ struct ModelOptions {
 
 struct Options {
   ServerOptions server;
+  SharedMemoryOptions shared_memory;
   SecurityOptions security;
   EngineOptions engine;
   CacheOptions cache;

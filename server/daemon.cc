@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <random>
@@ -41,6 +42,7 @@
 #include "server/reload.h"
 #include "server/rpc/server.h"
 #include "server/rpc/tls.h"
+#include "server/shm/server.h"
 #include "server/signals.h"
 #include "server/version.h"
 
@@ -95,6 +97,7 @@ struct Parts {
   std::unique_ptr<ops::HttpServer> http;
   std::unique_ptr<EngineThread> engine_thread;
   std::unique_ptr<rpc::Tokens> tokens;  // null: nobody needs one
+  std::unique_ptr<shm::Server> shm;
   std::unique_ptr<rpc::Server> rpc;
 };
 
@@ -138,10 +141,20 @@ absl::Status StartEngine(Parts* parts) {
   return absl::OkStatus();
 }
 
+// Of this boot of this machine. Empty where the system does not say: then no client asks for it.
+std::string HostId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id;
+}
+
 void FillCatalog(Parts* parts) {
   const config::Loaded& loaded = parts->loaded;
   const kernels::DeviceInfo info = parts->device.backend->Device();
   translate::Catalog& catalog = parts->catalog;
+  catalog.host_id = HostId();
+  catalog.session_bytes_max = loaded.options.shared_memory.shm_session_bytes_max;
   catalog.version = kVersion;
   catalog.incarnation = parts->engine->incarnation();
   catalog.device_kind = info.kind;
@@ -201,6 +214,20 @@ void ReloadTokens(const Parts& parts) {
   }
 }
 
+// On a path of its own choosing that cannot be had, the daemon runs without.
+absl::Status OpenSharedMemory(const config::SharedMemoryOptions& options, Parts* parts) {
+  if (parts->shm == nullptr) return absl::OkStatus();
+  const absl::Status status = parts->shm->Listen(parts->rpc->port());
+  if (status.ok()) {
+    spdlog::info("shared memory on {}", parts->shm->tickets()->unix_socket());
+  } else if (options.shm_socket.empty()) {
+    spdlog::warn("no shared memory, clients of this machine use gRPC: {}",
+                 std::string(status.message()));
+    return absl::OkStatus();
+  }
+  return status;
+}
+
 absl::Status StartDoors(Parts* parts) {
   const config::Loaded& loaded = parts->loaded;
   ops::MetricLabels labels{.version = kVersion,
@@ -237,15 +264,23 @@ absl::Status StartDoors(Parts* parts) {
   const config::ServerOptions& options = loaded.options.server;
   rpc::Locks locks;
   if (absl::Status status = MakeLocks(loaded.options, parts, &locks); !status.ok()) return status;
+  const config::SharedMemoryOptions& shm_options = loaded.options.shared_memory;
+  if (shm_options.shm_enabled) {
+    parts->shm = std::make_unique<shm::Server>(shm_options, &parts->catalog, parts->engine.get(),
+                                               &parts->clock, &parts->metrics);
+    parts->metrics.SetSharedMemory([parts] { return parts->shm->stats(); });
+  }
   rpc::Planner planner{.policy = loaded.options.policy,
                        .calibration = loaded.calibration,
                        .models = loaded.options.models,
                        .live = [parts](int32_t model) { return parts->live_load->Of(model); }};
-  absl::StatusOr<std::unique_ptr<rpc::Server>> server =
-      rpc::Server::Start(options, &parts->catalog, parts->engine.get(), &parts->clock,
-                         std::move(planner), &parts->metrics, std::move(locks));
+  absl::StatusOr<std::unique_ptr<rpc::Server>> server = rpc::Server::Start(
+      options, &parts->catalog, parts->engine.get(), &parts->clock, std::move(planner),
+      &parts->metrics, std::move(locks), parts->shm == nullptr ? nullptr : parts->shm->tickets());
   if (!server.ok()) return server.status();
   parts->rpc = *std::move(server);
+  absl::Status opened = OpenSharedMemory(shm_options, parts);
+  if (!opened.ok()) return opened;
   if (options.http_address.empty()) return absl::OkStatus();
   absl::StatusOr<std::unique_ptr<ops::HttpServer>> http = ops::HttpServer::Start(
       options.http_address, {.readiness = &parts->readiness,
@@ -273,10 +308,16 @@ std::string HostOf(const std::string& address) { return address.substr(0, addres
 
 // Refuses new work, finishes what was admitted, closes the doors.
 void Drain(std::chrono::milliseconds patience, Parts* parts) {
+  const auto until = std::chrono::steady_clock::now() + patience;
   parts->engine->Drain();
   if (parts->rpc != nullptr) {
     parts->rpc->Drain();
+    if (parts->shm != nullptr) parts->shm->Drain();
     parts->rpc->Shutdown(patience);
+  }
+  if (parts->shm != nullptr) {
+    const auto left = until - std::chrono::steady_clock::now();
+    parts->shm->Stop(std::chrono::duration_cast<std::chrono::milliseconds>(left));
   }
   parts->engine_thread->Join();
 }

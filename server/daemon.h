@@ -3,8 +3,8 @@
 //
 // Exit codes: 0 after a drain, 1 could not start (the log says why), 3 the device failed; main's
 //   own is 2, for flags and configurations that it refuses.
-// Threads: fixed once ready: this one, the engine's with its workers, pollers, one helper, eight
-//   for HTTP.
+// Threads: fixed once ready: this one, the engine's with its workers, pollers, those of shared
+//   memory and its door, one helper, eight for HTTP.
 // Signals: SIGTERM and SIGINT drain; a second one while draining changes nothing. SIGHUP reads the
 //   configuration (reload.h) and tokens_file again; TLS files are read when they change. Under
 //   systemd (ops/notify.h) it says when it is ready, reloads, stops and is alive.

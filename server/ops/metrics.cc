@@ -221,6 +221,17 @@ void AddTenants(const engine::EngineStats& stats, const MetricLabels& labels, Fa
   }
 }
 
+void AddSharedMemory(const SharedMemoryStats& stats, Families* out) {
+  out->Gauge("fp8kvd_shm_sessions", "Sessions of the same-host transport.",
+             static_cast<double>(stats.sessions));
+  out->Gauge("fp8kvd_shm_bytes", "Bytes of their shared memory.", static_cast<double>(stats.bytes));
+  out->Count("fp8kvd_shm_sessions_opened_total", "Sessions opened.", stats.opened_total);
+  out->Count("fp8kvd_shm_sessions_refused_total", "Sessions that a quota had no room for.",
+             stats.refused_total);
+  out->Count("fp8kvd_shm_sessions_broken_total", "Sessions ended because their client lied.",
+             stats.ended_for_lies_total);
+}
+
 void AddGpu(const GpuReading& gpu, Families* out) {
   out->Gauge("fp8kvd_gpu_memory_bytes", "Memory of the GPU, whoever uses it.",
              static_cast<double>(gpu.memory_bytes_used), {{"state", "used"}});
@@ -261,6 +272,10 @@ void Metrics::SetEngine(MetricLabels labels, std::function<engine::EngineStats()
   labels_ = std::move(labels);
   stats_ = std::move(stats);
   load_ = std::move(load);
+}
+
+void Metrics::SetSharedMemory(std::function<SharedMemoryStats()> stats) {
+  shared_memory_ = std::move(stats);
 }
 
 CallTotals Metrics::Calls() const {
@@ -313,6 +328,7 @@ std::string Metrics::Scrape() const {
     const absl::StatusOr<GpuReading> gpu = nvml_->Read();
     if (gpu.ok()) AddGpu(*gpu, &families);
   }
+  if (shared_memory_ != nullptr) AddSharedMemory(shared_memory_(), &families);
   return families.Text();
 }
 

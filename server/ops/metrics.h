@@ -56,6 +56,15 @@ struct CallTotals {
   LatencyCounts decode;  // of unary Decodes that ended with OK
 };
 
+// Sessions of the same-host transport.
+struct SharedMemoryStats {
+  int64_t sessions = 0;  // now
+  int64_t bytes = 0;     // of their memory
+  uint64_t opened_total = 0;
+  uint64_t refused_total = 0;         // no room in a quota
+  uint64_t ended_for_lies_total = 0;  // the client broke the contract
+};
+
 // One model's served load, as server/live_load.h sees it; nothing served: all 0.
 struct LoadSample {
   double batch = 0;   // sequences in a step
@@ -93,6 +102,9 @@ class Metrics {
 
   CallTotals Calls() const;
 
+  // The same of the same-host transport. Once, at start.
+  void SetSharedMemory(std::function<SharedMemoryStats()> stats);
+
   // The text of a scrape.
   std::string Scrape() const;
 
@@ -102,6 +114,7 @@ class Metrics {
   std::function<engine::EngineStats()> stats_;
   std::unique_ptr<Nvml> nvml_;
   std::function<LoadSample(int32_t)> load_;
+  std::function<SharedMemoryStats()> shared_memory_;
 };
 
 }  // namespace fp8kvd::ops

@@ -1,5 +1,4 @@
-// server/rpc/helper_jobs.h: the rpcs that compute without the engine, on the helper thread, and the
-// one that is not built yet.
+// server/rpc/helper_jobs.h: the rpcs that compute without the engine, on the helper thread.
 #pragma once
 
 #include <functional>
@@ -75,20 +74,6 @@ class MeasureJob final : public HelperJob {
 
   v1::MeasureKvErrorRequest request_;
   v1::MeasureKvErrorResponse response_;
-};
-
-// OpenSharedMemory.
-class NotBuiltJob final : public Job {
- public:
-  using Job::Job;
-  Next Begin(grpc::ByteBuffer* bytes, const Arrival&) override {
-    bytes->Clear();
-    return Next::kAnswer;
-  }
-  absl::Status Answer(grpc::ByteBuffer*) override {
-    return absl::UnimplementedError(
-        "the same-host transport is not part of this version; use Decode and DecodeStream");
-  }
 };
 
 }  // namespace fp8kvd::rpc

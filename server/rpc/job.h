@@ -18,6 +18,7 @@
 #include "server/engine/engine.h"
 #include "server/engine/messages.h"
 #include "server/rpc/poller.h"
+#include "server/shm/tickets.h"
 #include "server/translate/catalog.h"
 
 namespace fp8kvd::rpc {
@@ -33,8 +34,9 @@ struct Parts {
   const engine::Clock* clock = nullptr;
   HelperThread* helper = nullptr;
   const Planner* planner = nullptr;
-  const Tokens* tokens = nullptr;  // null: nobody needs one, all are tenant 0
-  int64_t calls_max = 0;           // open at a time
+  shm::TicketBook* tickets = nullptr;  // null: no same-host transport
+  const Tokens* tokens = nullptr;      // null: nobody needs one, all are tenant 0
+  int64_t calls_max = 0;               // open at a time
   int64_t calls_per_tenant_max = 0;
   int32_t stream_inflight_max = 0;  // messages of a DecodeStream read and not yet answered
   // Once set: nothing listens for calls any more.

@@ -101,7 +101,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOption
                                                       const translate::Catalog* catalog,
                                                       engine::Engine* engine,
                                                       const engine::Clock* clock, Planner planner,
-                                                      ops::Metrics* metrics, Locks locks) {
+                                                      ops::Metrics* metrics, Locks locks,
+                                                      shm::TicketBook* tickets) {
   std::unique_ptr<Server> self(new Server(std::move(planner), metrics));
   Parts& parts = self->parts_;
   parts.catalog = catalog;
@@ -110,6 +111,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOption
   parts.helper = &self->helper_;
   parts.planner = &self->planner_;
   parts.tokens = locks.tokens;
+  parts.tickets = tickets;
   parts.calls_max = options.streams_max;
   parts.calls_per_tenant_max = options.streams_max / locks.tenants;
   parts.stream_inflight_max = options.stream_inflight_max;

@@ -40,12 +40,13 @@ struct Locks {
 
 class Server {
  public:
-  // catalog, engine, clock and metrics outlive the server.
+  // catalog, engine, clock, metrics and tickets (null: no same-host transport) outlive the server.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const config::ServerOptions& options,
                                                        const translate::Catalog* catalog,
                                                        engine::Engine* engine,
                                                        const engine::Clock* clock, Planner planner,
-                                                       ops::Metrics* metrics, Locks locks = {});
+                                                       ops::Metrics* metrics, Locks locks = {},
+                                                       shm::TicketBook* tickets = nullptr);
   ~Server();  // after Shutdown
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;

@@ -12,6 +12,7 @@
 #include "server/rpc/helper_jobs.h"
 #include "server/rpc/info_job.h"
 #include "server/rpc/reflection_call.h"
+#include "server/rpc/shared_memory_job.h"
 #include "server/rpc/stream_call.h"
 #include "server/rpc/unary_call.h"
 
@@ -97,7 +98,7 @@ const Handler kHandlers[] = {
      MakeUnary<ControlJob<v1::ListSequencesRequest, v1::ListSequencesResponse>>},
     {"fp8kvd.v1.DecodeAttention.PlanPrecision", Access::kTenant, MakeUnary<PlanJob>},
     {"fp8kvd.v1.DecodeAttention.MeasureKvError", Access::kTenant, MakeUnary<MeasureJob>},
-    {"fp8kvd.v1.DecodeAttention.OpenSharedMemory", Access::kTenant, MakeUnary<NotBuiltJob>},
+    {"fp8kvd.v1.DecodeAttention.OpenSharedMemory", Access::kTenant, MakeUnary<SharedMemoryJob>},
     {"grpc.health.v1.Health.Check", Access::kAnyone, MakeUnary<HealthJob>},
     {"grpc.health.v1.Health.Watch", Access::kAnyone, MakeStream<WatchCall>},
     {"grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo", Access::kTenant,

@@ -8,6 +8,7 @@
 #include "grpcpp/support/slice.h"
 
 #include "config/base/check.h"
+#include "server/translate/control.h"
 #include "server/translate/status.h"
 
 namespace fp8kvd::translate {
@@ -33,32 +34,29 @@ uint8_t* WriteHead(int field, int64_t size, uint8_t* to) {
 }
 
 // Copies [tokens, row_bytes], then clears the rows of items that failed.
-uint8_t* WriteRows(int field, const void* rows, int64_t tokens, int64_t row_bytes,
-                   absl::Span<const engine::DecodeItem> items, uint8_t* to) {
-  if (rows == nullptr) return to;
-  to = WriteHead(field, tokens * row_bytes, to);
-  std::memcpy(to, rows, tokens * row_bytes);
+void CopyRows(const void* rows, int64_t bytes, int64_t row_bytes,
+              absl::Span<const engine::DecodeItem> items, uint8_t* to) {
+  if (bytes == 0) return;
+  std::memcpy(to, rows, bytes);
   for (const engine::DecodeItem& item : items) {
     if (!item.status.ok()) std::memset(to + item.row * row_bytes, 0, item.q_len * row_bytes);
   }
-  return to + tokens * row_bytes;
 }
 
 }  // namespace
 
-grpc::ByteBuffer DecodeReply(const DecodeMessage& message, engine::TimeUs now) {
+v1::DecodeResponse DecodeReplyHead(const DecodeMessage& message, engine::TimeUs now) {
   const engine::DecodeRequest& request = message.request();
-  v1::DecodeResponse rest;  // everything but the tensors
-  rest.set_request_id(message.request_id());
-  const int64_t out_bytes = message.tokens() * message.out_row_bytes();
-  ItemErrors errors(ItemErrors::kTextBytesMin + out_bytes);
+  v1::DecodeResponse head;
+  head.set_request_id(message.request_id());
+  ItemErrors errors(ItemErrors::kTextBytesMin + message.out_bytes());
   for (size_t i = 0; i < request.items.size(); ++i) {
     const engine::DecodeItem& item = request.items[i];
     if (item.status.ok()) continue;
-    *rest.add_item_errors() = errors.Next(i, item.status, item.retry_after_ms);
+    *head.add_item_errors() = errors.Next(i, item.status, item.retry_after_ms);
   }
   if (request.batch_items > 0) {
-    v1::StepTimings* timings = rest.mutable_timings();
+    v1::StepTimings* timings = head.mutable_timings();
     const engine::TimeUs staged = std::max(request.staged, request.arrived);
     timings->set_stage_us(Microseconds(staged - request.arrived));
     timings->set_queue_us(Microseconds(request.launched - staged));
@@ -66,20 +64,40 @@ grpc::ByteBuffer DecodeReply(const DecodeMessage& message, engine::TimeUs now) {
     timings->set_batch_items(static_cast<uint32_t>(request.batch_items));
     timings->set_reply_us(Microseconds(now - request.fenced));
   }
+  return head;
+}
+
+void CopyReplyTensors(const DecodeMessage& message, uint8_t* out, uint8_t* lse) {
+  const engine::DecodeRequest& request = message.request();
+  CopyRows(request.out, message.out_bytes(), message.out_row_bytes(), request.items, out);
   const int64_t lse_row_bytes = message.q_heads() * static_cast<int64_t>(sizeof(float));
-  const int64_t lse_bytes = request.lse == nullptr ? 0 : message.tokens() * lse_row_bytes;
-  const size_t rest_bytes = rest.ByteSizeLong();
+  CopyRows(request.lse, message.lse_bytes(), lse_row_bytes, request.items, lse);
+}
+
+grpc::ByteBuffer DecodeReply(const DecodeMessage& message, engine::TimeUs now) {
+  const v1::DecodeResponse head = DecodeReplyHead(message, now);
+  const int64_t out_bytes = message.out_bytes();
+  const int64_t lse_bytes = message.lse_bytes();
   const size_t size =
-      rest_bytes + HeadBytes(out_bytes) + out_bytes + HeadBytes(lse_bytes) + lse_bytes;
+      head.ByteSizeLong() + HeadBytes(out_bytes) + out_bytes + HeadBytes(lse_bytes) + lse_bytes;
   grpc_slice bytes = grpc_slice_malloc(size);
   uint8_t* const begin = GRPC_SLICE_START_PTR(bytes);
-  uint8_t* to = rest.SerializeWithCachedSizesToArray(begin);
-  to = WriteRows(kOutField, request.out, message.tokens(), message.out_row_bytes(), request.items,
-                 to);
-  to = WriteRows(kLseField, request.lse, message.tokens(), lse_row_bytes, request.items, to);
-  FP8KVD_CHECK(to == begin + size);
+  uint8_t* const out = WriteHead(kOutField, out_bytes, head.SerializeWithCachedSizesToArray(begin));
+  uint8_t* const lse =
+      lse_bytes == 0 ? out + out_bytes : WriteHead(kLseField, lse_bytes, out + out_bytes);
+  FP8KVD_CHECK(lse + lse_bytes == begin + size);
+  CopyReplyTensors(message, out, lse);
   const grpc::Slice slice(bytes, grpc::Slice::STEAL_REF);
   return grpc::ByteBuffer(&slice, 1);
+}
+
+void AddCommitted(const engine::AppendRequest& request, v1::AppendResponse* to) {
+  for (int32_t i = 0; i < request.layers_count; ++i) {
+    v1::CommittedLength* const committed = to->add_committed();
+    *committed->mutable_handle() = FromHandle(request.handle);
+    committed->set_layer(static_cast<uint32_t>(request.layer + i));
+    committed->set_seq_len(static_cast<uint64_t>(request.seq_lens[i]));
+  }
 }
 
 grpc::ByteBuffer DecodeErrorReply(uint64_t request_id, const absl::Status& status,

@@ -18,6 +18,14 @@ namespace fp8kvd::translate {
 // lse, whatever the slot holds there. now: when the reply is begun.
 grpc::ByteBuffer DecodeReply(const DecodeMessage& message, engine::TimeUs now);
 
+// The same in parts, for a transport whose tensors lie beside the message: all but out and lse, and
+// these two to where there is room for their out_bytes() and lse_bytes().
+v1::DecodeResponse DecodeReplyHead(const DecodeMessage& message, engine::TimeUs now);
+void CopyReplyTensors(const DecodeMessage& message, uint8_t* out, uint8_t* lse);
+
+// What an append's chunk reports for each of its layers.
+void AddCommitted(const engine::AppendRequest& request, v1::AppendResponse* to);
+
 // A stream's message that failed as a whole.
 grpc::ByteBuffer DecodeErrorReply(uint64_t request_id, const absl::Status& status,
                                   int32_t retry_after_ms);

@@ -82,8 +82,9 @@ cache::SeqHandle ToHandle(const WireHandle& handle) {
           .incarnation = handle.incarnation};
 }
 
-absl::Status DecodeMessage::Check(const Catalog& catalog, absl::Span<const Piece> message) {
-  absl::Status status = CheckAll(catalog, message);
+absl::Status DecodeMessage::Check(const Catalog& catalog, absl::Span<const Piece> message,
+                                  const Beside* beside) {
+  absl::Status status = CheckAll(catalog, message, beside);
   if (status.ok()) return status;
   const uint64_t request_id = wire_.request_id;
   wire_ = WireDecode();
@@ -93,9 +94,15 @@ absl::Status DecodeMessage::Check(const Catalog& catalog, absl::Span<const Piece
   return status;
 }
 
-absl::Status DecodeMessage::CheckAll(const Catalog& catalog, absl::Span<const Piece> message) {
+absl::Status DecodeMessage::CheckAll(const Catalog& catalog, absl::Span<const Piece> message,
+                                     const Beside* beside) {
   absl::Status status = wire_.Read(message);
   if (!status.ok()) return status;
+  if (beside != nullptr) {
+    wire_.q.Set(beside->q);
+    wire_.k.Set(beside->k);
+    wire_.v.Set(beside->v);
+  }
   const absl::StatusOr<int32_t> model = FindModel(catalog, wire_.model.kept, wire_.model.size);
   if (!model.ok()) return model.status();
   model_ = &catalog.models[*model];
@@ -218,11 +225,10 @@ absl::Status DecodeMessage::CheckTensors(const Catalog& catalog) {
   request_->out_type = wire_.out_type == 2 ? kernels::OutType::kFp32 : kernels::OutType::kBf16;
   const int64_t element_bytes = request_->out_type == kernels::OutType::kFp32 ? 4 : 2;
   out_row_bytes_ = geometry.q_heads * geometry.head_dim * element_bytes;
-  const int64_t lse_bytes = wire_.want_lse ? tokens_ * geometry.q_heads * 4 : 0;
-  const int64_t reply_bytes = tokens_ * out_row_bytes_ + lse_bytes;
+  lse_bytes_ = wire_.want_lse ? tokens_ * geometry.q_heads * 4 : 0;
+  const int64_t reply_bytes = out_bytes() + lse_bytes_;
   slot_bytes_ = Aligned(q_bytes) + Aligned(wire_.k.size) + Aligned(wire_.v.size) +
-                Aligned(wire_.sink_logits.count * 4) + Aligned(tokens_ * out_row_bytes_) +
-                lse_bytes;
+                Aligned(wire_.sink_logits.count * 4) + Aligned(out_bytes()) + lse_bytes_;
   if (reply_bytes > catalog.message_bytes_max || slot_bytes_ > catalog.slot_bytes_max) {
     return Invalid("out and lse would hold ", reply_bytes, " bytes and all tensors ", slot_bytes_,
                    ", a call takes ", catalog.message_bytes_max, " and ", catalog.slot_bytes_max,
@@ -249,7 +255,7 @@ void DecodeMessage::Load(uint8_t* slot) {
   }
   slot += Aligned(sink_bytes);
   request_->out = slot;
-  slot += Aligned(tokens_ * out_row_bytes_);
+  slot += Aligned(out_bytes());
   if (wire_.want_lse) request_->lse = reinterpret_cast<float*>(slot);
   for (size_t i = 0; i < items_.size(); ++i) {
     if (items_[i].status.ok()) LoadItem(&items_[i], static_cast<int64_t>(i));
@@ -282,9 +288,14 @@ void DecodeMessage::LoadItem(engine::DecodeItem* item, int64_t index) {
   }
 }
 
-absl::Status AppendMessage::Check(const Catalog& catalog, absl::Span<const Piece> message) {
+absl::Status AppendMessage::Check(const Catalog& catalog, absl::Span<const Piece> message,
+                                  const Beside* beside) {
   absl::Status status = wire_.Read(message);
   if (!status.ok()) return status;
+  if (beside != nullptr) {
+    wire_.k.Set(beside->k);
+    wire_.v.Set(beside->v);
+  }
   const absl::StatusOr<int32_t> model = FindModel(catalog, wire_.model.kept, wire_.model.size);
   if (!model.ok()) return model.status();
   model_ = &catalog.models[*model];

@@ -30,9 +30,19 @@
 
 namespace fp8kvd::translate {
 
+// Tensors that came beside a message instead of in it, as shared memory has them. Their bytes may
+// change while they are read: Load copies them once, and only the copy is looked at.
+struct Beside {
+  Piece q;  // none of an append
+  Piece k;
+  Piece v;
+};
+
 class DecodeMessage {
  public:
-  absl::Status Check(const Catalog& catalog, absl::Span<const Piece> message);
+  // beside, where given, stands for the message's own q, k and v.
+  absl::Status Check(const Catalog& catalog, absl::Span<const Piece> message,
+                     const Beside* beside = nullptr);
   // After Check, also after one that failed (0 where it failed too early): what the reply goes back
   // to.
   uint64_t request_id() const { return wire_.request_id; }
@@ -46,11 +56,14 @@ class DecodeMessage {
   const engine::DecodeRequest& request() const { return *request_; }
   // Bytes of one query token's row in out; tokens of all items.
   int64_t out_row_bytes() const { return out_row_bytes_; }
+  int64_t out_bytes() const { return tokens_ * out_row_bytes_; }
+  int64_t lse_bytes() const { return lse_bytes_; }  // 0: not asked
   int64_t q_heads() const { return model_->geometry.q_heads; }
   int64_t tokens() const { return tokens_; }
 
  private:
-  absl::Status CheckAll(const Catalog& catalog, absl::Span<const Piece> message);
+  absl::Status CheckAll(const Catalog& catalog, absl::Span<const Piece> message,
+                        const Beside* beside);
   absl::Status CheckItems(const Catalog& catalog);
   absl::Status CheckTensors(const Catalog& catalog);
   absl::Status CheckSinks();
@@ -64,12 +77,14 @@ class DecodeMessage {
   std::optional<engine::DecodeRequest> request_;
   int64_t tokens_ = 0;
   int64_t out_row_bytes_ = 0;
+  int64_t lse_bytes_ = 0;
   int64_t slot_bytes_ = 0;
 };
 
 class AppendMessage {
  public:
-  absl::Status Check(const Catalog& catalog, absl::Span<const Piece> message);
+  absl::Status Check(const Catalog& catalog, absl::Span<const Piece> message,
+                     const Beside* beside = nullptr);
   int64_t slot_bytes() const { return slot_bytes_; }
   // INVALID_ARGUMENT when a value is out of range: nothing may be submitted then.
   absl::Status Load(uint8_t* slot);

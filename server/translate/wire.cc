@@ -389,6 +389,11 @@ void Pieces::Clear() {
   size = 0;
 }
 
+void Pieces::Set(Piece piece) {
+  pieces.assign(1, piece);
+  size = static_cast<int64_t>(piece.size());
+}
+
 void Pieces::CopyTo(uint8_t* to) const {
   for (const Piece& piece : pieces) {
     std::memcpy(to, piece.data(), piece.size());

@@ -39,6 +39,7 @@ struct Pieces {
   int64_t size = 0;
 
   void Clear();
+  void Set(Piece piece);  // that alone
   // Copies all of it; `to` has room for size bytes.
   void CopyTo(uint8_t* to) const;
 };

@@ -27,7 +27,8 @@ class DaemonProcess:
             self.process = subprocess.Popen(
                 [BIN / "fp8kvd", f"--config={directory}/config.textproto", "--device=cpu",
                  f"--listen_address=127.0.0.1:{port}", f"--http_address={http_address}",
-                 f"--port_file={port_file}", *flags],
+                 f"--port_file={port_file}",
+                 f"--shm_socket={directory}/shm", *flags],
                 stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         self.port = self._wait_for_port(port_file)
         self.address = f"127.0.0.1:{self.port}"

@@ -73,9 +73,9 @@ class Messages(TestCase):
         chunk(pos=20, n=1, k=row, v=row)()  # a replay
         self.fails(grpc.StatusCode.ALREADY_EXISTS, chunk(pos=20, n=1, k=other, v=row))
 
-    def test_a_call_that_this_version_lacks_says_so(self):
-        self.fails(grpc.StatusCode.UNIMPLEMENTED,
-                   lambda: self.stub.OpenSharedMemory(kv.OpenSharedMemoryRequest()))
+    def test_shared_memory_is_for_this_host_alone(self):
+        self.fails(grpc.StatusCode.FAILED_PRECONDITION, lambda: self.stub.OpenSharedMemory(
+            kv.OpenSharedMemoryRequest(host_id="another")), "host_id")
 
 
 class Items(TestCase):

@@ -3,6 +3,7 @@
 // complaints of the device.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -22,6 +23,7 @@
 #include "server/engine/append_step.h"
 #include "server/engine/engine.h"
 #include "server/rpc/server.h"
+#include "server/shm/server.h"
 #include "tests/support/engine_calls.h"
 #include "tests/support/fake_backend.h"
 
@@ -37,6 +39,19 @@ class GatedBackend final : public FakeBackend {
   void Open() { is_closed_ = false; }
   // The device fails, and with it whatever is in flight.
   void Break() { is_broken_ = true; }
+  // Rows of K and V with a value that no device may see.
+  int64_t nonfinite_rows() const { return nonfinite_rows_; }
+  absl::Status Append(const kernels::AppendParams& params) override {
+    for (int32_t i = 0; i < params.rows_count; ++i) {
+      const kernels::AppendRow& row = params.rows[i];
+      const int64_t count = int64_t{row.n} * row.kv_heads * params.head_dim;
+      const auto is_bad = [](uint16_t bits) { return (bits & 0x7F80) == 0x7F80; };
+      if (std::any_of(row.k, row.k + count, is_bad) || std::any_of(row.v, row.v + count, is_bad)) {
+        ++nonfinite_rows_;
+      }
+    }
+    return FakeBackend::Append(params);
+  }
   absl::StatusOr<bool> Passed(kernels::FenceId fence) override {
     if (is_broken_) return absl::InternalError("the fence broke");
     if (is_closed_) return false;
@@ -46,6 +61,7 @@ class GatedBackend final : public FakeBackend {
  private:
   std::atomic<bool> is_closed_{false};
   std::atomic<bool> is_broken_{false};
+  std::atomic<int64_t> nonfinite_rows_{0};
 };
 
 struct ServerRigOptions {
@@ -67,6 +83,8 @@ struct ServerRigOptions {
   }
 
   config::ServerOptions server;
+  // Its own socket, where a test gives one.
+  config::SharedMemoryOptions shared_memory;
   config::EngineOptions engine;
   config::CacheOptions cache;
   std::vector<ModelSpec> models;
@@ -95,10 +113,17 @@ class ServerRig {
       model.head_dim = 128;
       planner.models.push_back(model);
     }
-    auto server_started = rpc::Server::Start(options_.server, &catalog, engine.get(), &clock_,
-                                             std::move(planner), &metrics, options_.locks);
+    const bool has_shm = !options_.shared_memory.shm_socket.empty();
+    if (has_shm) {
+      shm = std::make_unique<shm::Server>(options_.shared_memory, &catalog, engine.get(), &clock_,
+                                          &metrics);
+    }
+    auto server_started =
+        rpc::Server::Start(options_.server, &catalog, engine.get(), &clock_, std::move(planner),
+                           &metrics, options_.locks, has_shm ? shm->tickets() : nullptr);
     FP8KVD_CHECK(server_started.ok());
     server = *std::move(server_started);
+    if (has_shm) FP8KVD_CHECK(shm->Listen(server->port()).ok());
     stub = v1::DecodeAttention::NewStub(Channel());
   }
 
@@ -112,6 +137,7 @@ class ServerRig {
       EXPECT_EQ(pool.pages_used + pool.pages_free, pool.pages_total);
     }
     server.reset();
+    EXPECT_TRUE(shm == nullptr || shm->stats().sessions == 0);
   }
 
   // As the daemon drains.
@@ -119,7 +145,9 @@ class ServerRig {
     if (!engine_thread_.joinable()) return;
     engine->Drain();
     server->Drain();
+    if (shm != nullptr) shm->Drain();
     server->Shutdown(patience);
+    if (shm != nullptr) shm->Stop(patience);
     engine_thread_.join();
   }
 
@@ -239,12 +267,14 @@ class ServerRig {
   ops::Metrics metrics;
   std::unique_ptr<engine::Engine> engine;
   absl::Status engine_status;  // after Stop
+  std::unique_ptr<shm::Server> shm;
   std::unique_ptr<rpc::Server> server;
   std::unique_ptr<v1::DecodeAttention::Stub> stub;
 
  private:
   void FillCatalog(const std::vector<engine::ModelSetup>& models) {
     catalog.version = "test";
+    catalog.host_id = "this host";
     catalog.incarnation = 7;
     catalog.device_kind = "fake";
     catalog.message_bytes_max = options_.server.message_bytes_max;
