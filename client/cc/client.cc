@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -13,6 +12,7 @@
 #include "client/cc/convert.h"
 #include "client/cc/core.h"
 #include "client/cc/decode_stream.h"
+#include "client/cc/tensor_calls.h"
 
 namespace fp8kvd::client {
 namespace {
@@ -22,9 +22,6 @@ using std::chrono::milliseconds;
 // A destructor may not hold its thread long; the lease frees what this does not.
 constexpr int64_t kFreeInDestructorMs = 1'000;
 constexpr uint32_t kListPageSize = 256;
-// Tokens of one layer before the next layer's turn: layers of a windowed group may run apart by
-// their window and a slack, which is 128 unless configured otherwise.
-constexpr uint64_t kTokensApartMax = 128;
 
 template <typename Request>
 Request Naming(absl::Span<const Handle> handles) {
@@ -38,71 +35,6 @@ std::vector<Handle> Handles(const google::protobuf::RepeatedPtrField<v1::Handle>
   out.reserve(handles.size());
   for (const v1::Handle& handle : handles) out.push_back(FromProto(handle));
   return out;
-}
-
-// Where an Append stands: the next position of each of its layers.
-class AppendProgress {
- public:
-  explicit AppendProgress(const AppendArgs& args)
-      : args_(args), next_(args.layers_count, args.pos) {}
-
-  bool done() const {
-    return std::all_of(next_.begin(), next_.end(), [&](uint64_t pos) { return pos == end(); });
-  }
-
-  // Takes the server's lengths; true when they are ahead of what was known. Lengths below pos are
-  // not ours to fill: the server's answer to the resent chunk says so.
-  bool Update(const std::vector<uint64_t>& seq_lens) {
-    bool moved = false;
-    for (size_t i = 0; i < next_.size() && args_.layer + i < seq_lens.size(); ++i) {
-      const uint64_t pos = std::min(std::max(seq_lens[args_.layer + i], args_.pos), end());
-      moved = moved || pos > next_[i];
-      next_[i] = pos;
-    }
-    return moved;
-  }
-
-  // Calls send(chunk) for every chunk that is left, in order, until one is refused.
-  template <typename Send>
-  void ForEachChunk(uint64_t chunk_tokens, Send send) const {
-    const uint64_t row = args_.n == 0 ? 0 : args_.k.size() / (args_.layers_count * args_.n);
-    for (uint64_t begin = 0; begin == 0 || begin < args_.n; begin += chunk_tokens) {
-      const uint64_t chunk_end = args_.pos + std::min(begin + chunk_tokens, args_.n);
-      for (uint32_t i = 0; i < args_.layers_count; ++i) {
-        const uint64_t pos = std::max(next_[i], args_.pos + begin);
-        if (pos >= chunk_end && args_.n != 0) continue;
-        if (!send(Chunk(i, pos, chunk_end, row))) return;
-      }
-    }
-  }
-
- private:
-  uint64_t end() const { return args_.pos + args_.n; }
-
-  v1::AppendRequest Chunk(uint32_t i, uint64_t pos, uint64_t chunk_end, uint64_t row) const {
-    v1::AppendRequest chunk;
-    chunk.set_model(args_.model);
-    ToProto(args_.handle, chunk.mutable_handle());
-    chunk.set_layer(args_.layer + i);
-    chunk.set_pos(pos);
-    chunk.set_n(static_cast<uint32_t>(chunk_end - pos));
-    if (pos == args_.pos) chunk.set_skip_to(args_.skip_to);
-    const uint64_t at = (i * args_.n + (pos - args_.pos)) * row;
-    const uint64_t bytes = (chunk_end - pos) * row * sizeof(uint16_t);
-    chunk.set_k(reinterpret_cast<const char*>(args_.k.data() + at), bytes);
-    chunk.set_v(reinterpret_cast<const char*>(args_.v.data() + at), bytes);
-    return chunk;
-  }
-
-  const AppendArgs& args_;
-  std::vector<uint64_t> next_;
-};
-
-uint64_t ChunkTokens(const AppendArgs& args, int64_t chunk_bytes) {
-  const uint64_t rows = uint64_t{args.layers_count} * args.n;
-  const uint64_t token_bytes = rows == 0 ? 1 : args.k.size() / rows * 2 * sizeof(uint16_t);
-  const uint64_t tokens = std::max<uint64_t>(1, static_cast<uint64_t>(chunk_bytes) / token_bytes);
-  return args.layers_count == 1 ? tokens : std::min(tokens, kTokensApartMax);
 }
 
 absl::Status CheckSecurity(const Options& options) {
@@ -193,7 +125,8 @@ Client::~Client() = default;
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) {
   if (options.target.empty() || options.timeout_ms < 1 || options.append_timeout_ms < 1 ||
       options.retries_max < 0 || options.backoff_ms_min < 1 ||
-      options.backoff_ms_max < options.backoff_ms_min || options.append_chunk_bytes < 1) {
+      options.backoff_ms_max < options.backoff_ms_min || options.append_chunk_bytes < 1 ||
+      options.shared_memory_bytes < 1 || options.shared_memory_spin_us < 0) {
     return absl::InvalidArgumentError(
         "client options: target must name a server, and times, sizes and counts be positive "
         "(retries_max may be 0), backoff_ms_min no more than backoff_ms_max");
@@ -275,23 +208,15 @@ absl::StatusOr<std::vector<Sequence>> Client::ForkSequences(const Handle& parent
 
 absl::Status Client::Append(const AppendArgs& args) {
   if (absl::Status status = CheckAppend(args); !status.ok()) return status;
-  const uint64_t chunk_tokens = ChunkTokens(args, core_->options().append_chunk_bytes);
   const Clock::time_point deadline =
       Clock::now() + milliseconds(core_->options().append_timeout_ms);
   Retry retry(core_->options(), deadline);
-  AppendProgress progress(args);
+  AppendProgress progress(args, core_->options().append_chunk_bytes);
   for (;;) {
-    grpc::ClientContext context;
-    core_->Prepare(&context);
-    context.set_deadline(deadline);
-    v1::AppendResponse response;
-    auto writer = core_->stub().Append(&context, &response);
-    progress.ForEachChunk(chunk_tokens, [&](const auto& chunk) { return writer->Write(chunk); });
-    writer->WritesDone();
-    const grpc::Status status = writer->Finish();
-    if (status.ok()) return absl::OkStatus();
-    const std::optional<milliseconds> delay = retry.Next(status, context);
-    if (!delay.has_value() || !core_->Wait(*delay)) return core_->Explain("Append", status);
+    const Outcome outcome = TryAppend(*core_, progress, deadline);
+    if (outcome.status.ok()) return absl::OkStatus();
+    const std::optional<milliseconds> delay = retry.Next(outcome.status, outcome.pushback_ms);
+    if (!delay.has_value() || !core_->Wait(*delay)) return core_->Explain("Append", outcome.status);
     absl::StatusOr<StatReply> stat = StatSequences({&args.handle, 1});
     if (!stat.ok()) return stat.status();
     if (!stat->item_errors.empty()) return stat->item_errors[0].status;
@@ -301,14 +226,18 @@ absl::Status Client::Append(const AppendArgs& args) {
 }
 
 absl::StatusOr<DecodeReply> Client::Decode(const DecodeArgs& args) {
-  const v1::DecodeRequest request = ToProto(args);
-  v1::DecodeResponse response;
-  absl::Status status = core_->Try("Decode", core_->options().timeout_ms, [&](auto& context) {
-    return core_->stub().Decode(&context, request, &response);
-  });
-  if (!status.ok()) return status;
-  return FromProto(response, args.out_type);
+  const Clock::time_point deadline = Clock::now() + milliseconds(core_->options().timeout_ms);
+  Retry retry(core_->options(), deadline);
+  DecodeTry attempt(args);
+  for (;;) {
+    const Outcome outcome = attempt.Run(*core_, deadline);
+    if (outcome.status.ok()) return attempt.TakeReply();
+    const std::optional<milliseconds> delay = retry.Next(outcome.status, outcome.pushback_ms);
+    if (!delay.has_value() || !core_->Wait(*delay)) return core_->Explain("Decode", outcome.status);
+  }
 }
+
+TransportState Client::transport() { return core_->transport(); }
 
 absl::StatusOr<std::unique_ptr<DecodeStream>> Client::OpenDecodeStream(int32_t in_flight_max) {
   if (in_flight_max < 1) {

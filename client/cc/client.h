@@ -9,7 +9,8 @@
 // Promises: a call that may have been lost is sent again (the server tells a replay from new data
 //   by position and bytes), waits as long as the server asks, and stays within its timeout.
 //   Sequences are renewed in the background at a third of their lease and freed when they go out of
-//   scope.
+//   scope. Where the server is on this host, tensors go through shared memory (types.h, Transport);
+//   what is promised is the same.
 // Does not manage: failed items of a batch, which come back beside the good ones.
 // Threads: all calls may come from any thread at any time. One background thread a client.
 // Errors: the server's, with the call and the target before its words. UNAVAILABLE that says
@@ -68,6 +69,8 @@ class Client {
   absl::Status Append(const AppendArgs& args);
 
   absl::StatusOr<DecodeReply> Decode(const DecodeArgs& args);
+  // How the tensors of the latest Append, Decode or stream went.
+  TransportState transport();
   // At most in_flight_max requests unanswered at a time.
   absl::StatusOr<std::unique_ptr<DecodeStream>> OpenDecodeStream(int32_t in_flight_max);
 

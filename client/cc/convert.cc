@@ -13,8 +13,12 @@ void SetBytes(absl::Span<const T> elements, std::string* out) {
   out->assign(reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(T));
 }
 
+absl::Span<const uint8_t> BytesOf(const std::string& field) {
+  return {reinterpret_cast<const uint8_t*>(field.data()), field.size()};
+}
+
 template <typename T>
-absl::Status ReadBytes(const char* field, const std::string& bytes, std::vector<T>& out) {
+absl::Status ReadBytes(const char* field, absl::Span<const uint8_t> bytes, std::vector<T>& out) {
   if (bytes.size() % sizeof(T) != 0) {
     return absl::InternalError(absl::StrCat("the server's ", field, " holds ", bytes.size(),
                                             " bytes, not a multiple of ", sizeof(T),
@@ -85,16 +89,13 @@ Handle FromProto(const v1::Handle& handle) {
           .home = handle.home()};
 }
 
-v1::DecodeRequest ToProto(const DecodeArgs& args) {
+v1::DecodeRequest HeadOf(const DecodeArgs& args) {
   v1::DecodeRequest out;
   out.set_model(args.model);
   out.set_layer(args.layer);
   for (const Handle& handle : args.handles) ToProto(handle, out.add_handles());
   out.mutable_positions()->Add(args.positions.begin(), args.positions.end());
   out.mutable_q_lens()->Add(args.q_lens.begin(), args.q_lens.end());
-  SetBytes(args.q, out.mutable_q());
-  SetBytes(args.k, out.mutable_k());
-  SetBytes(args.v, out.mutable_v());
   out.mutable_sink_logits()->Add(args.sink_logits.begin(), args.sink_logits.end());
   out.set_omit_sinks(args.omit_sinks);
   out.set_want_lse(args.want_lse);
@@ -102,12 +103,23 @@ v1::DecodeRequest ToProto(const DecodeArgs& args) {
   return out;
 }
 
-absl::StatusOr<DecodeReply> FromProto(const v1::DecodeResponse& response, OutType out_type) {
+v1::DecodeRequest ToProto(const DecodeArgs& args) {
+  v1::DecodeRequest out = HeadOf(args);
+  SetBytes(args.q, out.mutable_q());
+  SetBytes(args.k, out.mutable_k());
+  SetBytes(args.v, out.mutable_v());
+  return out;
+}
+
+namespace {
+
+absl::StatusOr<DecodeReply> ReplyOf(const v1::DecodeResponse& response,
+                                    absl::Span<const uint8_t> out, absl::Span<const uint8_t> lse,
+                                    OutType out_type) {
   DecodeReply reply;
-  absl::Status status = out_type == OutType::kFp32
-                            ? ReadBytes("out", response.out(), reply.out_fp32)
-                            : ReadBytes("out", response.out(), reply.out_bf16);
-  status.Update(ReadBytes("lse", response.lse(), reply.lse));
+  absl::Status status = out_type == OutType::kFp32 ? ReadBytes("out", out, reply.out_fp32)
+                                                   : ReadBytes("out", out, reply.out_bf16);
+  status.Update(ReadBytes("lse", lse, reply.lse));
   if (!status.ok()) return status;
   reply.item_errors = ItemErrors(response.item_errors());
   reply.stage_us = response.timings().stage_us();
@@ -116,6 +128,32 @@ absl::StatusOr<DecodeReply> FromProto(const v1::DecodeResponse& response, OutTyp
   reply.reply_us = response.timings().reply_us();
   reply.batch_items = response.timings().batch_items();
   return reply;
+}
+
+}  // namespace
+
+absl::StatusOr<DecodeReply> FromProto(const v1::DecodeResponse& response, OutType out_type) {
+  return ReplyOf(response, BytesOf(response.out()), BytesOf(response.lse()), out_type);
+}
+
+absl::StatusOr<DecodeReply> DecodeReplyFromParts(absl::Span<const uint8_t> head,
+                                                 absl::Span<const uint8_t> out,
+                                                 absl::Span<const uint8_t> lse, OutType out_type) {
+  v1::DecodeResponse response;
+  if (!response.ParseFromArray(head.data(), static_cast<int>(head.size()))) {
+    return absl::InternalError(
+        "the server's reply cannot be read; client and server differ in version");
+  }
+  return ReplyOf(response, out, lse, out_type);
+}
+
+absl::Status ErrorFromHead(uint32_t code, absl::Span<const uint8_t> head,
+                           std::optional<int64_t>* pushback_ms) {
+  v1::Error error;
+  (void)error.ParseFromArray(head.data(), static_cast<int>(head.size()));
+  error.set_code(static_cast<int32_t>(code));  // also where the room was too small for words
+  if (error.retry_after_ms() > 0) *pushback_ms = error.retry_after_ms();
+  return ToStatus(error);
 }
 
 v1::MeasureKvErrorRequest ToProto(uint32_t kv_heads, uint32_t head_dim,

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <bit>
+#include <optional>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "grpcpp/support/status.h"
 
 #include "client/cc/types.h"
@@ -21,9 +23,17 @@ void ToProto(const Handle& handle, v1::Handle* out);
 Handle FromProto(const v1::Handle& handle);
 
 v1::DecodeRequest ToProto(const DecodeArgs& args);
+v1::DecodeRequest HeadOf(const DecodeArgs& args);  // without q, k, v
 // INTERNAL when out or lse is not a whole number of elements.
 absl::StatusOr<DecodeReply> FromProto(const v1::DecodeResponse& response, OutType out_type);
 
+// The same of a reply whose tensors lie beside its message (shared memory).
+absl::StatusOr<DecodeReply> DecodeReplyFromParts(absl::Span<const uint8_t> head,
+                                                 absl::Span<const uint8_t> out,
+                                                 absl::Span<const uint8_t> lse, OutType out_type);
+// The error that a reply's head holds; pushback_ms: the delay that it asks for, if it does.
+absl::Status ErrorFromHead(uint32_t code, absl::Span<const uint8_t> head,
+                           std::optional<int64_t>* pushback_ms);
 v1::MeasureKvErrorRequest ToProto(uint32_t kv_heads, uint32_t head_dim,
                                   absl::Span<const uint16_t> k, absl::Span<const uint16_t> v);
 KvError FromProto(const v1::MeasureKvErrorResponse& response);

@@ -1,6 +1,7 @@
 #include "client/cc/core.h"
 
 #include <algorithm>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -30,6 +31,9 @@ constexpr size_t kRenewItems = 256;
 // A renewal has no caller who would wait longer.
 constexpr int64_t kRenewTimeoutMs = 5'000;
 constexpr int kBackoffDoublingsMax = 20;
+// An attempt to open a session of shared memory; and how long gRPC serves after one that failed.
+constexpr int64_t kOpenSharedMs = 2'000;
+constexpr int64_t kSharedRetryMs = 10'000;
 
 std::shared_ptr<grpc::ChannelCredentials> MakeCredentials(const Options& options) {
   if (!options.tls.has_value()) return grpc::InsecureChannelCredentials();
@@ -51,7 +55,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const Options& options) {
   return grpc::CreateCustomChannel(options.target, MakeCredentials(options), args);
 }
 
-// The delay that the server asks for. A value that is no number, or negative, forbids a retry.
+}  // namespace
+
 std::optional<int64_t> Pushback(const grpc::ClientContext& context) {
   const auto& trailers = context.GetServerTrailingMetadata();
   const auto found = trailers.find("grpc-retry-pushback-ms");
@@ -61,23 +66,26 @@ std::optional<int64_t> Pushback(const grpc::ClientContext& context) {
   return absl::SimpleAtoi(text, &delay_ms) ? delay_ms : -1;
 }
 
-}  // namespace
-
 Retry::Retry(const Options& options, Clock::time_point deadline)
     : options_(options), deadline_(deadline), random_(std::random_device{}()) {}
 
 std::optional<milliseconds> Retry::Next(const grpc::Status& status,
                                         const grpc::ClientContext& context) {
-  const std::optional<int64_t> pushback = Pushback(context);
+  return Next(ToStatus(status), Pushback(context));
+}
+
+std::optional<milliseconds> Retry::Next(const absl::Status& status,
+                                        std::optional<int64_t> pushback_ms) {
   const bool retryable =
-      status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-      (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED && pushback.has_value());
-  if (!retryable || pushback.value_or(0) < 0 || tries_ >= options_.retries_max) return std::nullopt;
+      absl::IsUnavailable(status) || (absl::IsResourceExhausted(status) && pushback_ms.has_value());
+  if (!retryable || pushback_ms.value_or(0) < 0 || tries_ >= options_.retries_max) {
+    return std::nullopt;
+  }
   const int64_t backoff_ms = std::min(
       options_.backoff_ms_max, options_.backoff_ms_min << std::min(tries_, kBackoffDoublingsMax));
   ++tries_;
   std::uniform_int_distribution<int64_t> spread(backoff_ms / 2, backoff_ms);
-  const milliseconds delay(pushback.has_value() ? *pushback : spread(random_));
+  const milliseconds delay(pushback_ms.has_value() ? *pushback_ms : spread(random_));
   if (Clock::now() + delay >= deadline_) return std::nullopt;
   return delay;
 }
@@ -117,7 +125,10 @@ absl::Status Core::Try(const char* name, int64_t timeout_ms,
 }
 
 absl::Status Core::Explain(const char* name, const grpc::Status& status) {
-  const absl::Status plain = ToStatus(status);
+  return Explain(name, ToStatus(status));
+}
+
+absl::Status Core::Explain(const char* name, const absl::Status& plain) {
   const bool connected = channel_->GetState(false) == GRPC_CHANNEL_READY;
   if (plain.code() == absl::StatusCode::kUnavailable && !connected) {
     return absl::UnavailableError(absl::StrCat("cannot reach ", options_.target, " for ", name,
@@ -126,6 +137,55 @@ absl::Status Core::Explain(const char* name, const grpc::Status& status) {
   }
   return absl::Status(plain.code(),
                       absl::StrCat(name, " at ", options_.target, ": ", plain.message()));
+}
+
+absl::StatusOr<std::shared_ptr<SharedSession>> Core::Shared(uint64_t bytes) {
+  if (options_.transport == Transport::kGrpc) return nullptr;
+  const std::lock_guard<std::mutex> lock(shared_mu_);
+  if (shared_ != nullptr && shared_->is_broken()) {
+    shared_.reset();
+    shared_next_ = {};  // the server may be there again
+  }
+  if (shared_ == nullptr && Clock::now() >= shared_next_) {
+    absl::StatusOr<std::shared_ptr<SharedSession>> opened = OpenShared();
+    shared_status_ = opened.status();
+    if (opened.ok()) shared_ = *std::move(opened);
+    shared_next_ = Clock::now() + milliseconds(kSharedRetryMs);
+  }
+  if (shared_ != nullptr && bytes <= shared_->bytes_max()) return shared_;
+  if (options_.transport == Transport::kAuto) return nullptr;
+  if (shared_ != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the request and its reply take ", bytes, " bytes, the session has ", shared_->bytes_max(),
+        ", and the client is to use nothing else; send less at once, or more shared_memory_bytes"));
+  }
+  shared_next_ = {};
+  return absl::UnavailableError(absl::StrCat(
+      "no shared memory, and the client is to use nothing else: ", shared_status_.message()));
+}
+
+absl::StatusOr<std::shared_ptr<SharedSession>> Core::OpenShared() {
+  v1::OpenSharedMemoryRequest request;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> *request.mutable_host_id();
+  if (request.host_id().empty()) return absl::UnavailableError("this host has no boot_id");
+  v1::OpenSharedMemoryResponse response;
+  grpc::ClientContext context;
+  Prepare(&context);
+  context.set_deadline(Clock::now() + milliseconds(std::min(kOpenSharedMs, options_.timeout_ms)));
+  const grpc::Status status = stub_->OpenSharedMemory(&context, request, &response);
+  if (!status.ok()) return ToStatus(status);
+  return SharedSession::Open({.unix_socket = response.unix_socket(),
+                              .ticket = response.ticket(),
+                              .memory_bytes = static_cast<uint64_t>(options_.shared_memory_bytes),
+                              .spin_us = options_.shared_memory_spin_us});
+}
+
+TransportState Core::transport() {
+  const std::lock_guard<std::mutex> lock(shared_mu_);
+  if (shared_ != nullptr) return {.in_use = Transport::kSharedMemory};
+  if (options_.transport == Transport::kGrpc) return {.why_not_shared = "the options say gRPC"};
+  if (shared_next_ == Clock::time_point()) return {.why_not_shared = "nothing was sent yet"};
+  return {.why_not_shared = std::string(shared_status_.message())};
 }
 
 bool Core::Wait(milliseconds delay) {

@@ -21,12 +21,16 @@
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 
+#include "client/cc/shared_session.h"
 #include "client/cc/types.h"
 #include "fp8kvd/v1/kv.grpc.pb.h"
 
 namespace fp8kvd::client {
 
 using Clock = std::chrono::system_clock;  // gRPC's deadlines are on this one
+
+// The delay that the server asks for. A value that is no number, or negative, forbids a retry.
+std::optional<int64_t> Pushback(const grpc::ClientContext& context);
 
 // How often, and how long apart, one call is tried. For one call on one thread.
 class Retry {
@@ -38,6 +42,9 @@ class Retry {
   // deadline.
   std::optional<std::chrono::milliseconds> Next(const grpc::Status& status,
                                                 const grpc::ClientContext& context);
+  // The same with the delay that the server asked for.
+  std::optional<std::chrono::milliseconds> Next(const absl::Status& status,
+                                                std::optional<int64_t> pushback_ms);
   // Progress was made: the tries count anew.
   void Reset() { tries_ = 0; }
 
@@ -65,6 +72,12 @@ class Core {
 
   // The status for a caller: the call and the target before the server's words.
   absl::Status Explain(const char* name, const grpc::Status& status);
+  absl::Status Explain(const char* name, const absl::Status& status);
+
+  // The session that a call of so many bytes goes through; null: gRPC. Opens one where there may be
+  // one and none is open. With Transport::kSharedMemory a Status says why there is none.
+  absl::StatusOr<std::shared_ptr<SharedSession>> Shared(uint64_t bytes);
+  TransportState transport();
 
   // Waits; false when the client is going away.
   bool Wait(std::chrono::milliseconds delay);
@@ -79,6 +92,7 @@ class Core {
     Clock::time_point due;
   };
 
+  absl::StatusOr<std::shared_ptr<SharedSession>> OpenShared();
   void RenewLoop();
   std::vector<Handle> TakeDue(Clock::time_point now);
   void Renew(const std::vector<Handle>& handles);
@@ -86,6 +100,11 @@ class Core {
   const Options options_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::DecodeAttention::Stub> stub_;
+
+  std::mutex shared_mu_;                   // held while a session is opened: others wait for it
+  std::shared_ptr<SharedSession> shared_;  // guarded by shared_mu_, as are these
+  absl::Status shared_status_;             // of the last attempt
+  Clock::time_point shared_next_ = {};     // not tried before
 
   std::mutex mu_;
   std::condition_variable changed_;

@@ -4,11 +4,11 @@
 //   a new one is made and everything unanswered is sent again in its order, so that each request
 //   gets one reply.
 //   The stream is opened by the first Send, and again by the first after a break that found it
-//   idle.
+//   idle. Through shared memory Receive takes the replies in; without it a stream of gRPC has one
+//   background thread that reads.
 // Does not manage: backpressure beyond in_flight_max; a caller that is at it receives before it
 //   sends.
-// Threads: Send and Receive may run on two threads; each of them on one at a time. One background
-//   thread reads.
+// Threads: Send and Receive may run on two threads; each of them on one at a time.
 // Errors: Receive gives UNAVAILABLE when the retries are used up; the stream is of no use after
 //   that.
 #pragma once
@@ -44,8 +44,9 @@ class DecodeStream {
   // DEADLINE_EXCEEDED after Options::timeout_ms without a reply.
   absl::StatusOr<StreamReply> Receive();
 
- private:
   class Impl;
+
+ private:
   std::unique_ptr<Impl> impl_;
 };
 

@@ -22,6 +22,13 @@ struct TlsOptions {
   std::string private_key = {};
 };
 
+// How tensors travel. Calls without tensors always go by gRPC.
+enum class Transport {
+  kAuto,  // shared memory where the server is on this host and gives it, else gRPC
+  kGrpc,
+  kSharedMemory,  // nothing else: UNAVAILABLE where it cannot be had
+};
+
 struct Options {
   // host:port, or any name that gRPC resolves ("unix:/run/fp8kvd.sock").
   std::string target = "127.0.0.1:50051";
@@ -42,6 +49,17 @@ struct Options {
   // k and v bytes of one message of an Append. Larger chunks cost less, smaller ones let the
   // decodes of others in sooner and lose less when a connection breaks.
   int64_t append_chunk_bytes = int64_t{1} << 20;
+  Transport transport = Transport::kAuto;
+  // Room for requests and replies in flight; a larger call goes by gRPC. The server may give less.
+  int64_t shared_memory_bytes = int64_t{32} << 20;
+  // How long a waiting thread looks for a reply in shared memory before it sleeps.
+  int64_t shared_memory_spin_us = 50;
+};
+
+// What Transport::kAuto came to.
+struct TransportState {
+  Transport in_use = Transport::kGrpc;
+  std::string why_not_shared = {};  // empty while shared memory is in use
 };
 
 // Names a sequence; opaque.

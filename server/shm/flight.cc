@@ -53,7 +53,7 @@ translate::Piece Flight::CopyHead(const Taken& taken, const Rooms& rooms) {
 }
 
 absl::Status Flight::AcquireSlot(int64_t bytes) {
-  absl::StatusOr<engine::StagingSlot> slot = parts().engine->staging().Acquire(bytes);
+  absl::StatusOr<engine::StagingSlot> slot = parts().engine->staging().Acquire(bytes, session_->tenant());
   if (!slot.ok()) {
     if (absl::IsResourceExhausted(slot.status())) retry_after_ms_ = kStagingRetryMs;
     return slot.status();
@@ -129,6 +129,7 @@ Answer DecodeFlight::Finish(absl::Span<uint8_t> room) {
     }
     FP8KVD_CHECK(answer.head_bytes <= room.size() - answer.head_at);
     head.SerializeWithCachedSizesToArray(room.data() + answer.head_at);
+    parts().engine->NoteReply(request);
   } else {
     retry_after_ms_ = request.retry_after_ms;
     answer = AnswerError(request.status, retry_after_ms_, room);

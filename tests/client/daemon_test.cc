@@ -39,14 +39,17 @@ std::vector<uint16_t> Rows(size_t elements, uint32_t seed) {
   return rows;
 }
 
-class DaemonTest : public testing::Test {
+// Every test goes through both transports.
+class DaemonTest : public testing::TestWithParam<Transport> {
  protected:
-  static std::unique_ptr<Client> Connect(const std::string& target) {
+  static std::unique_ptr<Client> Connect(const std::string& target,
+                                         Transport transport = GetParam()) {
     return Client::Connect({.target = target,
                             .timeout_ms = 20'000,
                             .retries_max = 10,
                             .backoff_ms_min = 20,
-                            .append_chunk_bytes = 64 << 10})
+                            .append_chunk_bytes = 64 << 10,
+                            .transport = transport})
         .value();
   }
 
@@ -86,13 +89,13 @@ class DaemonTest : public testing::Test {
   std::unique_ptr<Client> client_ = Connect(daemon_.target());
 };
 
-TEST_F(DaemonTest, AnAppendSurvivesItsConnection) {
+TEST_P(DaemonTest, AnAppendSurvivesItsConnection) {
   constexpr uint64_t kTokens = 4096;  // 2 MiB of K and V a layer
   const Sequence whole = Filled(*client_, kTokens);
   for (const int64_t cut_after : {1'000, 70'000, 1'000'000, 3'000'000}) {
     SCOPED_TRACE(cut_after);
     CuttingProxy proxy(daemon_.port());
-    auto through = Connect(proxy.target());
+    auto through = Connect(proxy.target(), Transport::kGrpc);  // what the proxy can cut
     proxy.CutAfterBytesUp(cut_after);
     const Sequence cut = Filled(*through, kTokens);
     EXPECT_EQ(proxy.cuts(), 1);
@@ -107,12 +110,12 @@ TEST_F(DaemonTest, AnAppendSurvivesItsConnection) {
 }
 
 // Steps that append must land once each, whether the request or its answer was lost.
-TEST_F(DaemonTest, AStreamOfStepsSurvivesItsConnection) {
+TEST_P(DaemonTest, AStreamOfStepsSurvivesItsConnection) {
   constexpr uint64_t kSteps = 300;
   for (const bool up : {true, false}) {
     SCOPED_TRACE(up ? "requests are lost" : "answers are lost");
     CuttingProxy proxy(daemon_.port());
-    auto through = Connect(proxy.target());
+    auto through = Connect(proxy.target(), Transport::kGrpc);  // what the proxy can cut
     std::vector<Sequence> seqs = through->CreateSequences({.count = 1}).value();
     const Handle handle = seqs[0].handle();
     auto stream = through->OpenDecodeStream(4).value();
@@ -140,7 +143,7 @@ TEST_F(DaemonTest, AStreamOfStepsSurvivesItsConnection) {
   }
 }
 
-TEST_F(DaemonTest, ALivingClientKeepsItsSequencesPastTheirLease) {
+TEST_P(DaemonTest, ALivingClientKeepsItsSequencesPastTheirLease) {
   const Sequence seq = Filled(*client_, 100);
   const uint64_t ttl_ms = client_->StatSequences({&seq.handle(), 1})->sequences[0].ttl_ms;
   ASSERT_EQ(ttl_ms, 300U);
@@ -155,7 +158,7 @@ TEST_F(DaemonTest, ALivingClientKeepsItsSequencesPastTheirLease) {
   EXPECT_TRUE(lives(seq.handle()));
 }
 
-TEST_F(DaemonTest, AKilledClientsPagesComeBackWithinItsLease) {
+TEST_P(DaemonTest, AKilledClientsPagesComeBackWithinItsLease) {
   for (const char* seq_len : {"64", "8000"}) {  // killed in its decodes, killed in its appends
     SCOPED_TRACE(seq_len);
     const pid_t pid = Spawn({BuiltProgram("fp8kvctl"), "bench", "--target=" + daemon_.target(),
@@ -176,7 +179,7 @@ TEST_F(DaemonTest, AKilledClientsPagesComeBackWithinItsLease) {
   }
 }
 
-TEST_F(DaemonTest, BenchSaysWhereACallsTimeGoes) {
+TEST_P(DaemonTest, BenchSaysWhereACallsTimeGoes) {
   const std::string command = BuiltProgram("fp8kvctl") + " bench --target=" + daemon_.target() +
                               " --json --breakdown --seconds=0.2 --batch=2 --seq_len=64";
   std::FILE* const pipe = popen(command.c_str(), "r");
@@ -195,7 +198,7 @@ TEST_F(DaemonTest, BenchSaysWhereACallsTimeGoes) {
   }
 }
 
-TEST_F(DaemonTest, ARestartIsNoticedAndOldHandlesAreNotFound) {
+TEST_P(DaemonTest, ARestartIsNoticedAndOldHandlesAreNotFound) {
   Sequence seq = Filled(*client_, 10);
   const uint64_t incarnation = client_->GetServerInfo()->incarnation;
   const int port = daemon_.port();
@@ -209,7 +212,7 @@ TEST_F(DaemonTest, ARestartIsNoticedAndOldHandlesAreNotFound) {
   Filled(*client_, 10);
 }
 
-TEST_F(DaemonTest, AnAdoptedSequenceOutlivesTheClientThatMadeIt) {
+TEST_P(DaemonTest, AnAdoptedSequenceOutlivesTheClientThatMadeIt) {
   Handle handle;
   {
     const auto maker = Connect(daemon_.target());
@@ -223,7 +226,7 @@ TEST_F(DaemonTest, AnAdoptedSequenceOutlivesTheClientThatMadeIt) {
   EXPECT_EQ(client_->AdoptSequence(handle).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(DaemonTest, ARenewalStartsTheLeaseAnewAndNamesWhatIsGone) {
+TEST_P(DaemonTest, ARenewalStartsTheLeaseAnewAndNamesWhatIsGone) {
   Sequence seq = Filled(*client_, 1);
   const Handle kept = seq.handle();
   const Handle gone = Filled(*client_, 1).Release();
@@ -235,7 +238,7 @@ TEST_F(DaemonTest, ARenewalStartsTheLeaseAnewAndNamesWhatIsGone) {
   EXPECT_EQ(errors[0].status.code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(DaemonTest, MeasuresWhatFp8KvDoesToRows) {
+TEST_P(DaemonTest, MeasuresWhatFp8KvDoesToRows) {
   std::vector<uint16_t> exact(2 * 64, 0x43E0);  // 448, so that the scale is 1
   const KvError none = client_->MeasureKvError(2, 64, exact, exact).value();
   EXPECT_EQ(none.k, 0);
@@ -248,6 +251,12 @@ TEST_F(DaemonTest, MeasuresWhatFp8KvDoesToRows) {
   EXPECT_EQ(some.v, 0);
   EXPECT_FALSE(client_->MeasureKvError(2, 63, exact, exact).ok());
 }
+
+INSTANTIATE_TEST_SUITE_P(Over, DaemonTest,
+                         testing::Values(Transport::kGrpc, Transport::kSharedMemory),
+                         [](const auto& of) {
+                           return of.param == Transport::kGrpc ? "Grpc" : "SharedMemory";
+                         });
 
 }  // namespace
 }  // namespace fp8kvd::client
