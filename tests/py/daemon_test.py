@@ -3,6 +3,7 @@
 import asyncio
 import time
 import unittest
+from concurrent import futures
 from unittest import mock
 
 import ml_dtypes
@@ -34,13 +35,18 @@ def rows(seed, *shape):
 
 class Case(unittest.TestCase):
     config = TINY
+    transport = "grpc"
 
     @classmethod
     def setUpClass(cls):
         cls.daemon = DaemonProcess(cls.config)
         cls.addClassCleanup(lambda: cls.daemon.stop())  # whichever runs then
-        cls.client = fp8kvd.Client(cls.daemon.address)
+        cls.client = fp8kvd.Client(cls.daemon.address, options=cls.options())
         cls.addClassCleanup(lambda: cls.client.close())
+
+    @classmethod
+    def options(cls):
+        return fp8kvd.Options(cls.daemon.address, transport=cls.transport)
 
     def tearDown(self):
         self.assertEqual(self.client.list_sequences(), [], "a with block freed every sequence")
@@ -87,7 +93,7 @@ class Captures(Case):
         layer, positions = int(meta["layer"]), tensors["positions"]
 
         async def replay():
-            async with aio.Client(self.daemon.address) as client, \
+            async with aio.Client(self.daemon.address, options=self.options()) as client, \
                     await client.create_sequence("smollm2_135m_bf16", expected_tokens=1024) as seq:
                 await seq.append(*self.prompt(tensors, meta, 30))
                 async with client.decode_stream(in_flight_max=8) as stream:
@@ -207,6 +213,64 @@ class Life(Case):
             self.assertLess(time.monotonic(), deadline)
 
 
+class Transport(Case):
+    """What "auto" chooses, and that both ways say the same."""
+
+    def test_auto_takes_shared_memory_here_and_says_so(self):
+        with fp8kvd.Client(self.daemon.address) as client:
+            self.assertEqual(client.transport[0], "grpc")
+            with client.create_sequence("two", expected_tokens=64) as seq:
+                seq.decode(rows(1, 1, 12, 64), rows(2, 1, 2, 64), rows(3, 1, 2, 64), layer=0)
+                self.assertEqual(client.transport, ("shared_memory", ""))
+
+    def test_auto_falls_back_to_grpc_and_says_why(self):
+        with self.assertLogs("fp8kvd", "INFO") as logged, \
+                mock.patch("fp8kvd._shm.host_id", return_value="another host"), \
+                fp8kvd.Client(self.daemon.address) as client, \
+                client.create_sequence("two", expected_tokens=64) as seq:
+            seq.decode(rows(1, 1, 12, 64), rows(2, 1, 2, 64), rows(3, 1, 2, 64), layer=0)
+            in_use, why = client.transport
+        self.assertEqual(in_use, "grpc")
+        self.assertIn("host_id is another host's", why)
+        self.assertIn("host_id is another host's", logged.output[0])
+
+    def test_shared_memory_alone_fails_where_there_is_none(self):
+        options = fp8kvd.Options(self.daemon.address, retries_max=0, transport="shared_memory")
+        with mock.patch("fp8kvd._shm.host_id", return_value="another host"), \
+                fp8kvd.Client(self.daemon.address, options=options) as client, \
+                client.create_sequence("two", expected_tokens=64) as seq:
+            with self.assertRaisesRegex(errors.Unavailable, "no shared memory"):
+                seq.decode(rows(1, 1, 12, 64), rows(2, 1, 2, 64), rows(3, 1, 2, 64), layer=0)
+
+    def test_calls_larger_than_the_session_go_by_grpc(self):
+        options = fp8kvd.Options(self.daemon.address, shared_memory_bytes=64 << 10)
+        with fp8kvd.Client(self.daemon.address, options=options) as client, \
+                client.create_sequence("two", expected_tokens=512) as seq:
+            k, v = rows(2, 2, 500, 2, 64), rows(3, 2, 500, 2, 64)
+            seq.append(k, v)
+            self.assertEqual(seq.stat().seq_lens, (500, 500))
+            large, small = rows(1, 64, 12, 64), rows(4, 1, 12, 64)
+            with client.decode_stream() as stream:
+                answers = [stream.submit([seq], q, layer=0, positions=[400], q_lens=(len(q),))
+                           for q in (small, large, small)]
+                shapes = [future.result(20).out.shape for future in answers]
+            self.assertEqual(shapes, [(1, 12, 64), (64, 12, 64), (1, 12, 64)])
+
+    def test_threads_share_a_session(self):
+        step = rows(1, 1, 12, 64), rows(2, 1, 2, 64), rows(3, 1, 2, 64)
+        with fp8kvd.Client(self.daemon.address) as client:
+            seqs = client.create_sequences(4, "two", expected_tokens=64)
+            want = seqs[0].decode(*step, layer=0).out
+            with futures.ThreadPoolExecutor(4) as pool:
+                outs = pool.map(lambda seq: [seq.decode(*step, layer=0, pos=0).out
+                                             for _ in range(50)], seqs)
+                for of_seq in outs:
+                    for out in of_seq:
+                        np.testing.assert_array_equal(out, want)
+            self.assertEqual(client.transport, ("shared_memory", ""))
+            client.free_sequences(seqs)
+
+
 class Restart(Case):
     def restart(self):
         self.daemon.kill()
@@ -234,6 +298,22 @@ class Restart(Case):
             self.restart()
             with self.assertRaises(errors.SequencesLost):
                 stream.submit([seq], *step, layer=0).result(20)
+
+
+class SharedCaptures(Captures):
+    transport = "shared_memory"
+
+
+class SharedFormat(Format):
+    transport = "shared_memory"
+
+
+class SharedLife(Life):
+    transport = "shared_memory"
+
+
+class SharedRestart(Restart):
+    transport = "shared_memory"
 
 
 if __name__ == "__main__":

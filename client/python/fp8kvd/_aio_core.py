@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
 
-from fp8kvd import _append, _calls, _options, errors
-from fp8kvd._core import RENEW_ITEMS, RENEW_TIMEOUT_S, gone
+from fp8kvd import _append, _calls, _options, _shm, _transport, errors
+from fp8kvd._core import CHUNKS_IN_FLIGHT, RENEW_ITEMS, RENEW_TIMEOUT_S, gone
 from fp8kvd._leases import Leases
 from fp8kvd._progress import Progress
 from fp8kvd.types import Handle
 
 T = TypeVar("T")
+
+_FULL_S = 1e-3  # between looks for room in shared memory
 
 
 class Core:
@@ -31,6 +34,8 @@ class Core:
                 options.target, options.tls.credentials(), options.channel_options())
         self._metadata = options.metadata()
         self._stubs = _calls.Stubs(self._channel)
+        self._choice = _transport.Choice(options)
+        self._opens = asyncio.Lock()
         self._leases = Leases()
         self._changed = asyncio.Event()
         self._renewer: asyncio.Task[None] | None = None
@@ -42,17 +47,18 @@ class Core:
         if self._renewer is not None:
             self._renewer.cancel()
             await asyncio.gather(self._renewer, return_exceptions=True)
+        if self._choice.session is not None:
+            asyncio.get_running_loop().remove_reader(self._choice.session.socket)
+        self._choice.close()
         await self._channel.close()
 
     async def run(self, call: _calls.Call[T], timeout_s: float | None = None) -> T:
         """Makes a call, again where a retry helps, and raises what failed."""
         retry = _options.Retry(self.options, timeout_s or self.options.timeout_s)
-        invoke = self._stubs.unary[call.name]
         while True:
             try:
                 self._check_open(call.name)
-                raw = await self._await(invoke(call.request, timeout=retry.left_s(),
-                                               metadata=self._metadata), call.name)
+                raw = await self._invoke(call, retry.left_s())
             except errors.Error as raised:
                 error = raised
             else:
@@ -64,6 +70,109 @@ class Core:
             if delay is None or self.closed:
                 raise await self.explained(error, call) from None
             await asyncio.sleep(delay)
+
+    @property
+    def transport(self) -> tuple[str, str]:
+        return self._choice.state
+
+    async def shared(self, message: _shm.Message | None, call: str) -> _shm.Session | None:
+        """The session that the message goes through; None: gRPC."""
+        if message is not None and self._choice.wants_open():
+            async with self._opens:
+                if self._choice.wants_open():
+                    await self._open()
+        return self._choice.session_for(message, call)
+
+    async def _open(self) -> None:
+        try:
+            raw = await self._await(self._stubs.unary["OpenSharedMemory"](
+                self._choice.open_request(), metadata=self._metadata,
+                timeout=min(_transport.OPEN_S, self.options.timeout_s)), "OpenSharedMemory")
+        except errors.Error as raised:
+            self._choice.failed(str(raised))
+            return
+        self._choice.opened(raw)
+        session = self._choice.session
+        if session is not None:
+            loop, socket = asyncio.get_running_loop(), session.socket
+
+            def readable() -> None:
+                session.take()
+                if session.broken:
+                    loop.remove_reader(socket)
+
+            loop.add_reader(socket, readable)
+
+    async def _invoke(self, call: _calls.Call[Any], timeout_s: float) -> bytes:
+        session = await self.shared(call.shared, call.name)
+        if session is not None and call.shared is not None:
+            return await self._raw_of(await self.send_shared(session, call.shared, call.name,
+                                                             timeout_s), call.name, timeout_s)
+        raw: bytes = await self._await(self._stubs.unary[call.name](
+            call.request, timeout=timeout_s, metadata=self._metadata), call.name)
+        return raw
+
+    async def send_shared(self, session: _shm.Session, message: _shm.Message, call: str,
+                          timeout_s: float) -> asyncio.Future[_shm.Pending]:
+        """Waits for room; the future is done with the reply."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[_shm.Pending] = loop.create_future()
+        deadline = loop.time() + timeout_s
+
+        def on_done(pending: _shm.Pending) -> None:
+            if not done.done():
+                done.set_result(pending)
+
+        while True:
+            try:
+                session.send(message, timeout_s, on_done)
+                return done
+            except _shm.Broken as raised:
+                raise self._broken(call, str(raised)) from None
+            except _shm.Full:
+                if loop.time() >= deadline:
+                    raise errors.DeadlineExceeded(
+                        call, self.options.target, "shared memory was in use until then") from None
+                await asyncio.sleep(_FULL_S)
+
+    async def _raw_of(self, done: asyncio.Future[_shm.Pending], call: str, timeout_s: float
+                      ) -> bytes:
+        try:
+            pending = await asyncio.wait_for(done, timeout_s)
+        except asyncio.TimeoutError:
+            raise errors.DeadlineExceeded(call, self.options.target,
+                                          "no reply came through shared memory") from None
+        if pending.error is None:
+            return pending.raw
+        if self.closed:
+            raise self._broken(call, "")
+        raise _calls.shared_error(pending.error, call, self.options.target)
+
+    def _broken(self, call: str, why: str) -> errors.Error:
+        return self._closed_error(call) if self.closed else errors.Unavailable(
+            call, self.options.target, why)
+
+    async def _append_shared(self, session: _shm.Session, plan: _append.Plan, progress: Progress,
+                             timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        sent: deque[asyncio.Future[_shm.Pending]] = deque()
+
+        async def take_oldest() -> None:
+            await self._raw_of(sent.popleft(), "Append", deadline - time.monotonic())
+
+        try:
+            for chunk, size in plan.chunks():
+                if len(sent) >= CHUNKS_IN_FLIGHT:
+                    await take_oldest()
+                message = _shm.Message(_shm.APPEND, chunk, (0, size // 2, size // 2), plan.layers)
+                sent.append(await self.send_shared(session, message, "Append",
+                                                   deadline - time.monotonic()))
+                progress.advance(size)
+            while sent:
+                await take_oldest()
+        finally:  # the first failure is the reason of later ones
+            if sent:
+                await asyncio.wait(sent, timeout=max(0.0, deadline - time.monotonic()))
 
     async def _await(self, pending: Any, call: str) -> Any:
         """The reply, or the exception of ours. A cancelled task cancels the call."""
@@ -106,6 +215,10 @@ class Core:
             while True:
                 try:
                     self._check_open("Append")
+                    session = await self.shared(plan.largest, "Append")
+                    if session is not None:
+                        await self._append_shared(session, plan, progress, retry.left_s())
+                        return
                     chunks = _counted(plan, progress, chunks_max)
                     await self._await(self._stubs.append(chunks, timeout=retry.left_s(),
                                                          metadata=self._metadata), "Append")

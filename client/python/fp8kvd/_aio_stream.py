@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
 
-from fp8kvd import _calls, _options, _sequences, _wire, errors
+from fp8kvd import _calls, _options, _sequences, _shm, _wire, errors
 from fp8kvd._aio_core import Core
 from fp8kvd._sequences import AnySequence, DecodeOptions
 from fp8kvd._tensors import Tensor
@@ -38,7 +39,8 @@ class DecodeStream:
         self._room = asyncio.Semaphore(in_flight_max)
         self._ids = itertools.count(1)
         self._unanswered: dict[int, _Unanswered] = {}  # in the order of submit
-        self._outbox: asyncio.Queue[bytes | None] | None = None  # of the open connection
+        self._outbox: asyncio.Queue[int | None] | None = None  # of the open connection: ids
+        self._uses_grpc = False  # from the first call on that shared memory does not hold
         self._wanted = asyncio.Event()  # something is unanswered
         self._closed = False
         self._reader = asyncio.get_running_loop().create_task(self._run())
@@ -64,7 +66,7 @@ class DecodeStream:
         self._unanswered[request_id] = _Unanswered(call, args, sequences, future)
         _sequences.commit(sequences, args)
         if self._outbox is not None:
-            self._outbox.put_nowait(call.request)
+            self._outbox.put_nowait(request_id)
         self._wanted.set()
         return future
 
@@ -111,11 +113,19 @@ class DecodeStream:
     async def _serve_connection(self) -> errors.Error:
         """Sends what is unanswered and takes replies in until the connection breaks."""
         target = self._core.options.target
-        outbox = self._outbox = asyncio.Queue()
-        for unanswered in self._unanswered.values():
-            outbox.put_nowait(unanswered.call.request)
+        largest = max((unanswered.call.shared for unanswered in self._unanswered.values()
+                       if unanswered.call.shared is not None), key=lambda m: m.room)
         try:
-            replies = self._core.open_stream(_until_none(outbox))
+            session = None if self._uses_grpc else await self._core.shared(largest, "DecodeStream")
+        except errors.Error as unavailable:
+            return unavailable
+        outbox = self._outbox = asyncio.Queue()
+        for request_id in self._unanswered:
+            outbox.put_nowait(request_id)
+        if session is not None:
+            return await self._serve_shared(session, outbox)
+        try:
+            replies = self._core.open_stream(self._requests(outbox))
         except errors.Cancelled as closed:
             return closed
         try:
@@ -133,6 +143,49 @@ class DecodeStream:
             self._outbox = None
             outbox.put_nowait(None)
         return errors.Unavailable("DecodeStream", target, "the daemon ended the stream")
+
+    async def _requests(self, outbox: asyncio.Queue[int | None]) -> AsyncIterator[bytes]:
+        while (request_id := await outbox.get()) is not None:
+            if request_id in self._unanswered:
+                yield self._unanswered[request_id].call.request
+
+    async def _serve_shared(self, session: _shm.Session, outbox: asyncio.Queue[int | None]
+                            ) -> errors.Error:
+        """The same through shared memory, until the session breaks or does not hold a call."""
+        replies: asyncio.Queue[tuple[int, _shm.Pending] | errors.Error] = asyncio.Queue()
+        sender = asyncio.get_running_loop().create_task(self._send(session, outbox, replies))
+        try:
+            while not isinstance(reply := await replies.get(), errors.Error):
+                request_id, pending = reply
+                if pending.error is not None and session.broken:
+                    return errors.Unavailable("DecodeStream", self._core.options.target,
+                                              session.broken)
+                await self._take(_wire.decode_response(_shm.stream_reply(request_id, pending)))
+            return reply
+        finally:
+            sender.cancel()
+            self._outbox = None
+
+    async def _send(self, session: _shm.Session, outbox: asyncio.Queue[int | None],
+                    replies: asyncio.Queue[tuple[int, _shm.Pending] | errors.Error]) -> None:
+        while (request_id := await outbox.get()) is not None:
+            unanswered = self._unanswered.get(request_id)
+            if unanswered is None:
+                continue
+            message = unanswered.call.shared
+            if message is None or not session.fits(message):
+                self._uses_grpc = self._core.options.transport == "auto"
+                replies.put_nowait(errors.Unavailable(
+                    "DecodeStream", self._core.options.target,
+                    "a call is larger than the session's shared memory"))
+                return
+            try:
+                done = await self._core.send_shared(session, message, "DecodeStream",
+                                                    self._timeout_s)
+            except errors.Error as error:
+                replies.put_nowait(error)
+                return
+            done.add_done_callback(functools.partial(_deliver, replies, request_id))
 
     async def _take(self, reply: _wire.Reply) -> None:
         unanswered = self._unanswered.pop(reply.small.request_id, None)
@@ -154,6 +207,7 @@ class DecodeStream:
             unanswered.future.set_exception(error)
 
 
-async def _until_none(outbox: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
-    while (request := await outbox.get()) is not None:
-        yield request
+def _deliver(replies: asyncio.Queue[tuple[int, _shm.Pending] | errors.Error], request_id: int,
+             done: asyncio.Future[_shm.Pending]) -> None:
+    if not done.cancelled():
+        replies.put_nowait((request_id, done.result()))

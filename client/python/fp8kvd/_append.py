@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from fp8kvd import _wire
+from fp8kvd import _shm, _wire
 from fp8kvd._tensors import Bits
 from fp8kvd.types import Handle
 from fp8kvd.v1 import kv_pb2
@@ -12,6 +12,7 @@ from fp8kvd.v1 import kv_pb2
 # Tokens of one layer before the next layer's turn: layers of a windowed group may run apart by
 # their window and a slack, which is no less than this.
 _TOKENS_APART_MAX = 128
+_HEAD_BYTES = 1024  # of a chunk without its tensors
 
 
 class Plan:
@@ -37,6 +38,18 @@ class Plan:
     @property
     def handle(self) -> Handle:
         return self._of
+
+    @property
+    def layers(self) -> int:
+        """Of one chunk, at most."""
+        return min(self._chunk_layers, len(self._next))
+
+    @property
+    def largest(self) -> _shm.Message:
+        """A chunk as large as any, for the question whether shared memory holds it."""
+        token_bytes = 2 * self._k[0, :1].nbytes
+        size = token_bytes * min(self._chunk_tokens, self._n) * self.layers
+        return _shm.Message(_shm.APPEND, bytes(_HEAD_BYTES), (0, 0, 0), self.layers, size)
 
     def commit(self, set_seq_len: Callable[[int, int], None]) -> None:
         """Tells the new length of each layer, by (layer, seq_len)."""

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from fp8kvd import _tensors, _wire, errors
+from fp8kvd import _shm, _tensors, _wire, errors
 from fp8kvd._tensors import Rows, Tensor
 from fp8kvd.format import Fp8KvError
 from fp8kvd.types import (DecodeReply, Handle, ItemError, LayerGroup, Limits, LiveLoad, ModelInfo,
@@ -18,7 +18,7 @@ from fp8kvd.types import (DecodeReply, Handle, ItemError, LayerGroup, Limits, Li
 from fp8kvd.v1 import kv_pb2
 
 _SERVICE = "/fp8kvd.v1.DecodeAttention/"
-_UNARY = ("GetServerInfo", "CreateSequences", "Decode", "ForkSequences", "TruncateSequences",
+_UNARY = ("OpenSharedMemory", "GetServerInfo", "CreateSequences", "Decode", "ForkSequences", "TruncateSequences",
           "FreeSequences", "RenewSequences", "StatSequences", "ListSequences", "PlanPrecision",
           "MeasureKvError")
 _LIST_PAGE_SIZE = 256
@@ -41,6 +41,7 @@ class Call(Generic[T]):
     request: bytes
     read: Callable[[bytes], tuple[T, Sequence[ItemError]]]
     handles: Sequence[Handle] = ()
+    shared: _shm.Message | None = None  # the request, where it may go through shared memory
 
     def failure(self, target: str, result: T, item_errors: Sequence[ItemError]
                 ) -> errors.Error:
@@ -240,7 +241,13 @@ def decode(args: DecodeArgs, request_id: int = 0, timeout_s: float = 0) -> Call[
     def read(raw: bytes) -> tuple[DecodeReply, Sequence[ItemError]]:
         return read_decode(_wire.decode_response(raw), args)
 
-    return Call("Decode", request, read, args.handles)
+    out_bytes = args.q_rows.bits.nbytes * (2 if args.fp32 else 1)
+    lse_bytes = args.q_rows.bits.size // 64 * 4 if args.want_lse else 0  # a head has 64 at least
+    sizes = [0 if rows is None else rows.bits.nbytes
+             for rows in (args.q_rows, args.k_rows, args.v_rows)]
+    shared = _shm.Message(_shm.DECODE, request, (sizes[0], sizes[1], sizes[2]), len(args.handles),
+                          out_bytes + lse_bytes)
+    return Call("Decode", request, read, args.handles, shared)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -289,6 +296,12 @@ def stream_result(reply: _wire.Reply, call: Call[DecodeReply], args: DecodeArgs,
     except UNREADABLE as raised:
         return unreadable("DecodeStream", target, raised)
     return call.failure(target, result, item_errors) if item_errors else result
+
+
+def shared_error(error: kv_pb2.Error, call: str, target: str) -> errors.Error:
+    """The exception for what a reply through shared memory says."""
+    item = _item_error(0, error)
+    return errors.from_code(item.code, call, target, item.message, item.retry_after_s or None)
 
 
 UNREADABLE = (ValueError, TypeError, DecodeError)

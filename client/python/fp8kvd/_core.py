@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
 
-from fp8kvd import _append, _calls, _options, errors
+from fp8kvd import _append, _calls, _options, _shm, _transport, errors
 from fp8kvd._leases import Leases
 from fp8kvd._progress import Progress
 from fp8kvd.types import Handle, ItemError
@@ -17,6 +18,7 @@ from fp8kvd.types import Handle, ItemError
 T = TypeVar("T")
 
 RENEW_ITEMS = 256  # handles of one renewal, the least items_max that a daemon may have
+CHUNKS_IN_FLIGHT = 4  # of an append through shared memory: one is copied while others run
 RENEW_TIMEOUT_S = 5.0  # nobody waits for it longer
 
 
@@ -33,6 +35,8 @@ class Core:
                                                 arguments[1])
         self._metadata = options.metadata()
         self._stubs = _calls.Stubs(self._channel)
+        self._choice = _transport.Choice(options)
+        self._opens = threading.Lock()
         self._leases = Leases()
         self._changed = threading.Condition()
         self._renewer: threading.Thread | None = None
@@ -43,6 +47,7 @@ class Core:
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
+        self._choice.close()
         self._channel.close()
         if self._renewer is not None:
             self._renewer.join()
@@ -56,11 +61,10 @@ class Core:
         left_s = timeout_s or self.options.timeout_s
         deadline = time.monotonic() + left_s
         retry: _options.Retry | None = None  # most calls need none
-        invoke = self._stubs.unary[call.name]
         while True:
             try:
-                raw = invoke(call.request, timeout=left_s, metadata=self._metadata)
-            except (grpc.RpcError, ValueError) as raised:
+                raw = self._invoke(call, left_s)
+            except (grpc.RpcError, ValueError, errors.Error) as raised:
                 error = self._error_of(raised, call.name)
             else:
                 try:
@@ -75,6 +79,68 @@ class Core:
             if delay is None or not self.wait(delay):
                 raise self.explained(error, call) from None
             left_s = retry.left_s()
+
+    @property
+    def transport(self) -> tuple[str, str]:
+        return self._choice.state
+
+    def shared(self, message: _shm.Message | None, call: str) -> _shm.Session | None:
+        """The session that the message goes through; None: gRPC."""
+        if message is not None and self._choice.wants_open():
+            with self._opens:
+                if self._choice.wants_open():
+                    self._open()
+        return self._choice.session_for(message, call)
+
+    def _open(self) -> None:
+        timeout_s = min(_transport.OPEN_S, self.options.timeout_s)
+        try:
+            raw = self._stubs.unary["OpenSharedMemory"](
+                self._choice.open_request(), timeout=timeout_s, metadata=self._metadata)
+        except (grpc.RpcError, ValueError) as raised:
+            self._choice.failed(str(self._error_of(raised, "OpenSharedMemory")))
+        else:
+            self._choice.opened(raw)
+
+    def _invoke(self, call: _calls.Call[Any], timeout_s: float) -> bytes:
+        session = self.shared(call.shared, call.name)
+        if session is None or call.shared is None:
+            raw: bytes = self._stubs.unary[call.name](call.request, timeout=timeout_s,
+                                                      metadata=self._metadata)
+            return raw
+        return self._raw_of(self._send(session, call.shared, call.name, timeout_s), session,
+                            call.name, timeout_s)
+
+    def _send(self, session: _shm.Session, message: _shm.Message, call: str, timeout_s: float
+              ) -> _shm.Pending:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return session.send(message, timeout_s)
+            except _shm.Broken as raised:
+                raise self._broken(call, str(raised)) from None
+            except _shm.Full:
+                if time.monotonic() >= deadline:
+                    raise errors.DeadlineExceeded(
+                        call, self.options.target, "shared memory was in use until then") from None
+                session.wait_for_room(deadline - time.monotonic())
+
+    def _raw_of(self, pending: _shm.Pending, session: _shm.Session, call: str, timeout_s: float
+                ) -> bytes:
+        """The reply's bytes, or the exception for what it says."""
+        if not session.wait(pending, timeout_s):
+            raise errors.DeadlineExceeded(call, self.options.target,
+                                          "no reply came through shared memory")
+        if pending.error is None:
+            return pending.raw
+        if self._closed.is_set():
+            raise self._broken(call, "")
+        raise _calls.shared_error(pending.error, call, self.options.target)
+
+    def _broken(self, call: str, why: str) -> errors.Error:
+        if self._closed.is_set():
+            return errors.Cancelled(call, self.options.target, "this client is closed")
+        return errors.Unavailable(call, self.options.target, why)
 
     def explained(self, error: errors.Error, call: _calls.Call[Any]) -> errors.Error:
         """SequencesLost instead of NotFound when the handles are of an earlier run."""
@@ -95,10 +161,9 @@ class Core:
         try:
             while True:
                 try:
-                    self._stubs.append(_counted(plan, progress), timeout=retry.left_s(),
-                                 metadata=self._metadata)
+                    self._append(plan, progress, retry.left_s())
                     return
-                except (grpc.RpcError, ValueError) as raised:
+                except (grpc.RpcError, ValueError, errors.Error) as raised:
                     error = self._error_of(raised, "Append")
                 delay = retry.next_s(error)
                 if delay is None or not self.wait(delay):
@@ -111,6 +176,28 @@ class Core:
         finally:
             progress.close()
 
+    def _append(self, plan: _append.Plan, progress: Progress, timeout_s: float) -> None:
+        session = self.shared(plan.largest, "Append")
+        if session is None:
+            self._stubs.append(_counted(plan, progress), timeout=timeout_s,
+                               metadata=self._metadata)
+            return
+        deadline = time.monotonic() + timeout_s
+        sent: deque[_shm.Pending] = deque()
+        try:
+            for chunk, size in plan.chunks():
+                if len(sent) >= CHUNKS_IN_FLIGHT:
+                    self._raw_of(sent.popleft(), session, "Append", deadline - time.monotonic())
+                message = _shm.Message(_shm.APPEND, chunk, (0, size // 2, size // 2),
+                                       plan.layers)
+                sent.append(self._send(session, message, "Append", deadline - time.monotonic()))
+                progress.advance(size)
+            while sent:
+                self._raw_of(sent.popleft(), session, "Append", deadline - time.monotonic())
+        finally:  # the first failure is the reason of later ones
+            for pending in sent:
+                session.wait(pending, deadline - time.monotonic())
+
     def open_stream(self, requests: Iterator[bytes]) -> Any:
         """A DecodeStream: replies to iterate over, with cancel()."""
         try:
@@ -119,6 +206,8 @@ class Core:
             raise self._error_of(raised, "DecodeStream") from None
 
     def _error_of(self, raised: Exception, call: str) -> errors.Error:
+        if isinstance(raised, errors.Error):
+            return raised
         if isinstance(raised, grpc.RpcError):
             return _options.error_of(raised, call, self.options.target)
         if not self._closed.is_set():  # else gRPC's ValueError for a closed channel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 
@@ -59,6 +59,10 @@ class Options:
     # k and v bytes of one message of an append. Larger ones cost less, smaller ones let the
     # decodes of others in sooner and lose less when a connection breaks.
     append_chunk_bytes: int = 1 << 20
+    # How tensors travel: "auto" takes shared memory where the daemon is on this host and gives it
+    # and gRPC elsewhere; "grpc" or "shared_memory" that alone.
+    transport: Literal["auto", "grpc", "shared_memory"] = "auto"
+    shared_memory_bytes: int = 32 << 20  # for requests and replies in flight; larger ones: gRPC
 
     def __post_init__(self) -> None:
         if not self.target:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from fp8kvd import _calls, _options, _sequences, _wire, errors
+from fp8kvd import _calls, _options, _sequences, _shm, _wire, errors
 from fp8kvd._core import Core
 from fp8kvd._sequences import AnySequence, DecodeOptions
 from fp8kvd._tensors import Tensor
@@ -47,6 +47,8 @@ class DecodeStream:
         self._changed = threading.Condition()  # guards what follows; never held over a call
         self._unanswered: dict[int, _Unanswered] = {}  # in the order of submit
         self._outbox: queue.SimpleQueue[bytes | None] | None = None  # of the open connection
+        self._inbox: _shm.Inbox | None = None  # the same, of shared memory
+        self._uses_grpc = False  # from the first call on that shared memory does not hold
         self._replies: Any = None
         self._closed = False
         self._reader = threading.Thread(target=self._run, daemon=True, name="fp8kvd-stream")
@@ -75,6 +77,8 @@ class DecodeStream:
             _sequences.commit(sequences, args)
             if self._outbox is not None:
                 self._outbox.put(call.request)
+            if self._inbox is not None:
+                self._send_shared(self._inbox, request_id, call)
             self._changed.notify_all()
         return future
 
@@ -131,9 +135,33 @@ class DecodeStream:
                 self._changed.wait()
             return not self._closed
 
+    def _send_shared(self, inbox: _shm.Inbox, request_id: int, call: _calls.Call[DecodeReply]
+                     ) -> None:
+        """A call that cannot be sent ends the connection; the next one takes it along."""
+        if call.shared is not None and inbox.session.fits(call.shared):
+            try:
+                inbox.send(request_id, call.shared, self._timeout_s)
+                return
+            except (_shm.Broken, _shm.Full):
+                pass
+        else:
+            self._uses_grpc = self._core.options.transport == "auto"
+        inbox.cancel()
+
     def _connect(self) -> None:
         """Sends what is unanswered in its order, and from now on what submit adds."""
         with self._changed:
+            largest = max((unanswered.call.shared for unanswered in self._unanswered.values()
+                           if unanswered.call.shared is not None), key=lambda m: m.room)
+        session = None if self._uses_grpc else self._core.shared(largest, "DecodeStream")
+        with self._changed:
+            if session is not None:
+                self._replies = self._inbox = _shm.Inbox(session)
+                for request_id, unanswered in self._unanswered.items():
+                    self._send_shared(self._inbox, request_id, unanswered.call)
+                if self._closed:
+                    self._inbox.cancel()
+                return
             self._outbox = queue.SimpleQueue()
             for unanswered in self._unanswered.values():
                 self._outbox.put(unanswered.call.request)
@@ -146,7 +174,7 @@ class DecodeStream:
         with self._changed:
             if self._outbox is not None:
                 self._outbox.put(None)  # ends the thread that gRPC sends from
-            self._outbox = None
+            self._outbox = self._inbox = None
             return self._closed or not self._unanswered
 
     def _take(self, reply: _wire.Reply) -> None:

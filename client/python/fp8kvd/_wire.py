@@ -25,8 +25,9 @@ _DECODE_Q, _DECODE_K, _DECODE_V = (
 _APPEND_K, _APPEND_V = (
     kv_pb2.AppendRequest.DESCRIPTOR.fields_by_name[name].number for name in "kv")
 _POSITIONS = kv_pb2.DecodeRequest.DESCRIPTOR.fields_by_name["positions"].number
-_OUT_TAG = (kv_pb2.DecodeResponse.DESCRIPTOR.fields_by_name["out"].number << 3
-            | _LENGTH_DELIMITED)
+_OUT, _LSE = (kv_pb2.DecodeResponse.DESCRIPTOR.fields_by_name[name].number
+              for name in ("out", "lse"))
+_OUT_TAG = _OUT << 3 | _LENGTH_DELIMITED
 _TIMINGS_TAG = (kv_pb2.DecodeResponse.DESCRIPTOR.fields_by_name["timings"].number << 3
                 | _LENGTH_DELIMITED)
 _REQUEST_ID_TAG = kv_pb2.DecodeResponse.DESCRIPTOR.fields_by_name["request_id"].number << 3
@@ -79,6 +80,20 @@ def append_request(small: kv_pb2.AppendRequest, k: Sequence[Array], v: Sequence[
         size = sum(part.nbytes for part in parts)
         if size:
             pieces += (_field_head(field, size), *(part.data for part in parts))
+    return b"".join(pieces)
+
+
+def field_head_bytes(size: int) -> int:
+    """Of a tensor's field in a message, its tag and length."""
+    return len(_field_head(1, size))
+
+
+def join_reply(head: bytes, out: bytes, lse: bytes) -> bytes:
+    """A DecodeResponse whose tensors came beside it."""
+    pieces = [head]
+    for field, part in ((_OUT, out), (_LSE, lse)):
+        if part:
+            pieces += (_field_head(field, len(part)), part)
     return b"".join(pieces)
 
 

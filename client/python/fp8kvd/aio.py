@@ -104,6 +104,11 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def transport(self) -> tuple[str, str]:
+        """fp8kvd.Client.transport."""
+        return self._core.transport
+
     async def server_info(self, *, timeout_s: float | None = None) -> ServerInfo:
         """Version, incarnation, device, models with their shapes and precision, limits."""
         return await self._core.run(_calls.server_info(), timeout_s)

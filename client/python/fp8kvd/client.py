@@ -123,6 +123,12 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def transport(self) -> tuple[str, str]:
+        """How the latest append, decode or stream sent its tensors: ("shared_memory", ""), or
+        ("grpc", why not)."""
+        return self._core.transport
+
     def server_info(self, *, timeout_s: float | None = None) -> ServerInfo:
         """Version, incarnation, device, models with their shapes and precision, limits."""
         return self._core.run(_calls.server_info(), timeout_s)
