@@ -15,7 +15,7 @@
 // Indices count up for ever, modulo 2^32; the entry of index i is i % entries. Each index has one
 // writer and is a sequentially consistent atomic; what lies behind it was written before it. A
 // client has at most `entries` requests whose replies it has not taken.
-// docs/decisions/0009 says why this is enough.
+// docs/decisions/0011 says why this is enough.
 #pragma once
 
 #include <bit>
