@@ -154,7 +154,6 @@ void FillCatalog(Parts* parts) {
   const kernels::DeviceInfo info = parts->device.backend->Device();
   translate::Catalog& catalog = parts->catalog;
   catalog.host_id = HostId();
-  catalog.session_bytes_max = loaded.options.shared_memory.shm_session_bytes_max;
   catalog.version = kVersion;
   catalog.incarnation = parts->engine->incarnation();
   catalog.device_kind = info.kind;

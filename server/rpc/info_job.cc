@@ -23,9 +23,7 @@ absl::Status InfoJob::Answer(grpc::ByteBuffer* reply) {
     info->set_pages_used(pool.pages_used);
     info->set_pages_free(pool.pages_free);
   }
-  if (parts().tickets != nullptr) {
-    response.mutable_shared_memory()->set_unix_socket(parts().tickets->unix_socket());
-  }
+  if (parts().tickets != nullptr) response.set_shm_socket(parts().tickets->unix_socket());
   response.set_draining(parts().draining);
   *reply = translate::Serialize(response);
   return absl::OkStatus();

@@ -1,8 +1,9 @@
 // server/shm/door.h: the thread that takes connections of the unix socket: hears their ticket,
 // makes their memory, and hands the session to the loop that has the fewest.
 //
-// Promises: a stranger who says nothing is sent away after kHelloMs; at most kGuestsMax
-//   are heard at a time, more wait in the socket's backlog. Nothing is held for one before its ticket is good.
+// Promises: a stranger who says nothing is sent away after kHelloMs; at most kGuestsMax are
+//   heard at a time, others wait in the socket's backlog. Nothing is held for one before its
+//   ticket is good.
 // Threads: its own, from Open to Close.
 #pragma once
 

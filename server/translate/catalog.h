@@ -26,8 +26,7 @@ struct Catalog {
   uint64_t incarnation = 0;
   std::string device_kind;
   std::string device_name;
-  std::string host_id;            // of this boot of this machine
-  int64_t session_bytes_max = 0;  // of the same-host transport
+  std::string host_id;  // of this boot of this machine
   int64_t message_bytes_max = kMessageBytesMax;
   int64_t slot_bytes_max = 0;  // of one message's tensors with its reply's
   int64_t seqs_max = 0;

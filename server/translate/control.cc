@@ -208,8 +208,7 @@ v1::GetServerInfoResponse ServerInfo(const Catalog& catalog) {
   to.set_incarnation(catalog.incarnation);
   to.set_device_kind(catalog.device_kind);
   to.set_device_name(catalog.device_name);
-  to.mutable_shared_memory()->set_host_id(catalog.host_id);
-  to.mutable_shared_memory()->set_session_bytes_max(catalog.session_bytes_max);
+  to.set_host_id(catalog.host_id);
   for (const CatalogModel& model : catalog.models) AddModel(model, to.add_models());
   v1::Limits* limits = to.mutable_limits();
   limits->set_message_bytes_max(catalog.message_bytes_max);

@@ -169,5 +169,13 @@ class DecodeStream(TestCase):
         self.check(seqs, good, got[2])
 
 
+class SharedDecode(Decode):
+    uses_shared_memory = True
+
+
+class SharedDecodeStream(DecodeStream):
+    uses_shared_memory = True
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

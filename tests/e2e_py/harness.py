@@ -12,6 +12,7 @@ from grpc_tools import protoc
 
 import reference
 from daemon_process import ROOT, DaemonProcess
+from shared_stub import SharedStub
 
 
 def generate_stubs():
@@ -90,11 +91,15 @@ class TestCase(unittest.TestCase):
     """A daemon for all tests of a class, and what they share."""
 
     config = CONFIG
+    uses_shared_memory = False
 
     @classmethod
     def setUpClass(cls):
         cls.daemon = Daemon(cls.config)
         cls.stub = cls.daemon.stub
+        if cls.uses_shared_memory:
+            cls.stub = SharedStub(cls.daemon.stub, kv)
+            cls.addClassCleanup(cls.stub.close)
         info = cls.stub.GetServerInfo(kv.GetServerInfoRequest())
         cls.models = {model.name: model for model in info.models}
 

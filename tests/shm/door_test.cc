@@ -98,8 +98,8 @@ TEST(Door, ServerInfoSaysWhereItIs) {
   grpc::ClientContext context;
   v1::GetServerInfoResponse info;
   ASSERT_TRUE(rig->stub->GetServerInfo(&context, {}, &info).ok());
-  EXPECT_EQ(info.shared_memory().unix_socket(), rig.socket_path());
-  EXPECT_EQ(info.shared_memory().host_id(), "this host");
+  EXPECT_EQ(info.shm_socket(), rig.socket_path());
+  EXPECT_EQ(info.host_id(), "this host");
 }
 
 }  // namespace

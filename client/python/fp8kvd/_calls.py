@@ -18,9 +18,9 @@ from fp8kvd.types import (DecodeReply, Handle, ItemError, LayerGroup, Limits, Li
 from fp8kvd.v1 import kv_pb2
 
 _SERVICE = "/fp8kvd.v1.DecodeAttention/"
-_UNARY = ("OpenSharedMemory", "GetServerInfo", "CreateSequences", "Decode", "ForkSequences", "TruncateSequences",
+_UNARY = ("GetServerInfo", "CreateSequences", "Decode", "ForkSequences", "TruncateSequences",
           "FreeSequences", "RenewSequences", "StatSequences", "ListSequences", "PlanPrecision",
-          "MeasureKvError")
+          "MeasureKvError", "OpenSharedMemory")
 _LIST_PAGE_SIZE = 256
 _PRECISIONS = {kv_pb2.PRECISION_BF16: "bf16", kv_pb2.PRECISION_FP8_KV: "fp8_kv"}
 # google.rpc.Code

@@ -1,0 +1,124 @@
+// Which way tensors go, against the built daemon.
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "client/cc/client.h"
+#include "client/cc/decode_stream.h"
+#include "tests/client/daemon_process.h"
+
+namespace fp8kvd::client {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kConfig[] = R"(
+models {
+  name: "m" layers: 2 q_heads: 8 kv_heads: 2 head_dim: 64
+  expected_seqs: 8 expected_tokens: 2048 precision: bf16
+}
+)";
+constexpr size_t kKvRow = 2 * 64;
+constexpr size_t kQRow = 8 * 64;
+
+std::unique_ptr<Client> Connect(const DaemonProcess& daemon, Transport transport,
+                                int64_t shared_memory_bytes = 32 << 20) {
+  return Client::Connect({.target = daemon.target(),
+                          .timeout_ms = 20'000,
+                          .retries_max = 0,
+                          .transport = transport,
+                          .shared_memory_bytes = shared_memory_bytes})
+      .value();
+}
+
+// The first token of a new sequence, sent this way.
+absl::Status Step(Client& client) {
+  const std::vector<Sequence> seqs = client.CreateSequences({}).value();
+  const Handle handle = seqs[0].handle();
+  const uint64_t pos = 0;
+  const std::vector<uint16_t> q(kQRow, 0x3F80);
+  const std::vector<uint16_t> k(kKvRow, 0x3F80);
+  return client.Decode({.handles = {&handle, 1}, .positions = {&pos, 1}, .q = q, .k = k, .v = k})
+      .status();
+}
+
+TEST(Transport, AutoTakesSharedMemoryOnTheSameHost) {
+  const DaemonProcess daemon(kConfig);
+  const auto client = Connect(daemon, Transport::kAuto);
+  EXPECT_EQ(client->transport().why_not_shared, "nothing was sent yet");
+  ASSERT_TRUE(Step(*client).ok());
+  EXPECT_EQ(client->transport().in_use, Transport::kSharedMemory);
+  EXPECT_EQ(client->transport().why_not_shared, "");
+}
+
+TEST(Transport, AutoFallsBackToGrpcAndSaysWhy) {
+  const DaemonProcess daemon(kConfig, 0, {"--shm_enabled=false"});
+  const auto client = Connect(daemon, Transport::kAuto);
+  ASSERT_TRUE(Step(*client).ok());
+  EXPECT_EQ(client->transport().in_use, Transport::kGrpc);
+  EXPECT_THAT(client->transport().why_not_shared, HasSubstr("is off here"));
+  const auto strict = Connect(daemon, Transport::kSharedMemory);
+  const absl::Status status = Step(*strict);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is off here"));
+}
+
+TEST(Transport, WhatASessionDoesNotHoldGoesByGrpc) {
+  const DaemonProcess daemon(kConfig);
+  const auto client = Connect(daemon, Transport::kAuto, 64 << 10);
+  const std::vector<Sequence> seqs = client->CreateSequences({.expected_tokens = 2000}).value();
+  const Handle handle = seqs[0].handle();
+  const std::vector<uint16_t> rows(2000 * kKvRow, 0x3F80);  // chunks of 1 MiB
+  ASSERT_TRUE(client->Append({.handle = handle, .n = 2000, .k = rows, .v = rows}).ok());
+  const uint64_t pos = 100;
+  const auto stream = client->OpenDecodeStream(4).value();
+  uint64_t request_id = 0;
+  for (const uint32_t q_len : {1U, 64U, 1U}) {
+    const std::vector<uint16_t> q(q_len * kQRow, 0x3F80);
+    const absl::Status sent = stream->Send(
+        ++request_id,
+        {.handles = {&handle, 1}, .positions = {&pos, 1}, .q_lens = {&q_len, 1}, .q = q});
+    ASSERT_TRUE(sent.ok()) << sent;
+  }
+  for (int i = 0; i < 3; ++i) {
+    const auto reply = stream->Receive();
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_TRUE(reply->status.ok()) << reply->status;
+    EXPECT_TRUE(reply->reply.item_errors.empty());
+  }
+  const auto strict = Connect(daemon, Transport::kSharedMemory, 64 << 10);
+  EXPECT_EQ(strict->Append({.handle = handle, .pos = 2000, .n = 2000, .k = rows, .v = rows}).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Transport, ManyThreadsShareASession) {
+  const DaemonProcess daemon(kConfig);
+  const auto client = Connect(daemon, Transport::kSharedMemory);
+  std::vector<std::thread> threads;
+  std::atomic<int> right{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      const std::vector<Sequence> seqs = client->CreateSequences({}).value();
+      const Handle handle = seqs[0].handle();
+      const auto value = static_cast<uint16_t>(0x3F80 + seqs[0].handle().seq_id % 64);
+      const std::vector<uint16_t> q(kQRow, 0x3F80);
+      const std::vector<uint16_t> k(kKvRow, 0x3F80);
+      const std::vector<uint16_t> v(kKvRow, value);
+      for (uint64_t pos = 0; pos < 100; ++pos) {
+        const auto reply = client->Decode(
+            {.handles = {&handle, 1}, .positions = {&pos, 1}, .q = q, .k = k, .v = v});
+        // Every V of the sequence is the same, so the answer is, too.
+        if (reply.ok() && reply->out_bf16 == std::vector<uint16_t>(kQRow, value)) ++right;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right, 400);
+}
+
+}  // namespace
+}  // namespace fp8kvd::client
