@@ -141,19 +141,12 @@ absl::Status StartEngine(Parts* parts) {
   return absl::OkStatus();
 }
 
-// Of this boot of this machine. Empty where the system does not say: then no client asks for it.
-std::string HostId() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  file >> id;
-  return id;
-}
-
 void FillCatalog(Parts* parts) {
   const config::Loaded& loaded = parts->loaded;
   const kernels::DeviceInfo info = parts->device.backend->Device();
   translate::Catalog& catalog = parts->catalog;
-  catalog.host_id = HostId();
+  // Empty where the system does not say: then no client asks for it.
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> catalog.host_id;
   catalog.version = kVersion;
   catalog.incarnation = parts->engine->incarnation();
   catalog.device_kind = info.kind;

@@ -53,7 +53,8 @@ translate::Piece Flight::CopyHead(const Taken& taken, const Rooms& rooms) {
 }
 
 absl::Status Flight::AcquireSlot(int64_t bytes) {
-  absl::StatusOr<engine::StagingSlot> slot = parts().engine->staging().Acquire(bytes, session_->tenant());
+  absl::StatusOr<engine::StagingSlot> slot =
+      parts().engine->staging().Acquire(bytes, session_->tenant());
   if (!slot.ok()) {
     if (absl::IsResourceExhausted(slot.status())) retry_after_ms_ = kStagingRetryMs;
     return slot.status();
