@@ -1,5 +1,6 @@
 // One call at a time, and the life of the server: health, reflection, cancel, drain, ports,
 // threads.
+#include <cstdlib>
 #include <filesystem>
 #include <iterator>
 #include <string>
@@ -140,6 +141,27 @@ TEST(Server, PlansAndMeasuresWithoutASequence) {
   v1::OpenSharedMemoryResponse shared;
   const grpc::Status status = rig.stub->OpenSharedMemory(context().get(), {}, &shared);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST(Server, SharedMemoryIsForItsOwnHost) {
+  ServerRigOptions options;
+  std::string folder = (std::filesystem::temp_directory_path() / "fp8kvd_rpc_XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  options.shared_memory.shm_socket = folder + "/socket";
+  {
+    ServerRig rig(options);
+    v1::OpenSharedMemoryRequest request;
+    v1::OpenSharedMemoryResponse response;
+    for (const char* host_id : {"this host", "another host"}) {
+      grpc::ClientContext context;
+      request.set_host_id(host_id);
+      const grpc::Status status = rig.stub->OpenSharedMemory(&context, request, &response);
+      EXPECT_EQ(status.error_code(), std::string(host_id) == "this host"
+                                         ? grpc::StatusCode::OK
+                                         : grpc::StatusCode::FAILED_PRECONDITION);
+    }
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Server, CallsAreCounted) {
