@@ -78,7 +78,7 @@ struct SharedMemoryOptions {
   // decode among them holds a staging slot.
   int32_t shm_inflight_max = 64;
   // How long a thread looks for more after work before it sleeps. Longer answers the next call
-  // sooner and takes more of a core; 0 where clients and daemon have two cores together.
+  // sooner and takes more of a core. With four cores or fewer it sleeps at once.
   int32_t shm_spin_us = 50;
 };
 

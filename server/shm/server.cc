@@ -4,6 +4,13 @@
 #include <utility>
 
 namespace fp8kvd::shm {
+namespace {
+
+// With no more cores than these whoever spins takes the one that the answer is computed on: 203 us
+// a call instead of 59 on two cores, kernels on the CPU.
+constexpr unsigned kCoresToSpin = 4;
+
+}  // namespace
 
 Server::Server(const config::SharedMemoryOptions& options, const translate::Catalog* catalog,
                engine::Engine* engine, const engine::Clock* clock, ops::Metrics* metrics)
@@ -12,14 +19,15 @@ Server::Server(const config::SharedMemoryOptions& options, const translate::Cata
       quota_({.sessions_max = options.shm_sessions_max,
               .sessions_per_tenant_max = options.shm_sessions_per_tenant_max,
               .bytes_per_tenant_max = options.shm_tenant_bytes_max}),
-      parts_{.catalog = catalog,
-             .engine = engine,
-             .clock = clock,
-             .quota = &quota_,
-             .decodes = metrics->Method("SharedMemoryDecode"),
-             .appends = metrics->Method("SharedMemoryAppend"),
-             .inflight_max = options.shm_inflight_max,
-             .spin_us = options.shm_spin_us},
+      parts_{
+          .catalog = catalog,
+          .engine = engine,
+          .clock = clock,
+          .quota = &quota_,
+          .decodes = metrics->Method("SharedMemoryDecode"),
+          .appends = metrics->Method("SharedMemoryAppend"),
+          .inflight_max = options.shm_inflight_max,
+          .spin_us = std::thread::hardware_concurrency() > kCoresToSpin ? options.shm_spin_us : 0},
       door_({.session_bytes_max = static_cast<uint64_t>(options.shm_session_bytes_max)}, &tickets_,
             &quota_, &loops_, clock) {
   for (int32_t i = 0; i < options.shm_threads; ++i) {
