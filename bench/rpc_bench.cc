@@ -311,12 +311,12 @@ int Main(bool smoke, const std::string& target) {
   {
     Bench bench(sizes, Connect("echo", "127.0.0.1:" + std::to_string(echo.port)),
                 Connect("daemon", address));
-    bench.BidiOneByOne();
-    if (!smoke) bench.BidiBytes();
     bench.UnaryAndBidi(1);
     bench.UnaryAndBidi(8);
     bench.Upload();
     bench.DecodeBesideUpload();
+    bench.BidiOneByOne();
+    if (!smoke) bench.BidiBytes();
     if (is_ours) {
       bench.Threads(daemon.pid);
     } else {
