@@ -1,10 +1,12 @@
 // bench/daemon_bench.cc: a load of real clients on a running daemon.
 //   daemon_bench TARGET --clients=N --batch=N --seq_len=N --prompts=N --steps=N
+//                       --transport=grpc|shared_memory
 // Each client is a thread with a connection of its own and `batch` sequences of seq_len tokens. A
 // step decodes every layer of the model, one after the other, each with a token appended, as a
 // serving engine does. The sequences are forks of `prompts` prompts, which are sent once: what they
 // share is the room, not the reading. Prints one JSON object; batch_items_mean is the mean number
-// of items in the launches that served the calls, by call.
+// of items in the launches that served the calls, by call; append_gbps is what one thread sent of
+// the prompts, 4 MiB a call, each answered before the next.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -26,6 +28,7 @@ using fp8kvd::client::Client;
 using fp8kvd::client::Handle;
 using fp8kvd::client::ModelInfo;
 using fp8kvd::client::Sequence;
+using fp8kvd::client::Transport;
 using Clock = std::chrono::steady_clock;
 
 struct Load {
@@ -34,6 +37,7 @@ struct Load {
   int64_t seq_len = 1024;
   int64_t prompts = 1;
   int64_t steps = 50;
+  Transport transport = Transport::kGrpc;
 };
 
 template <class T>
@@ -72,6 +76,7 @@ class Prompts {
         const int64_t n = std::min(kTokens, load.seq_len - pos);
         const auto rows = Rows(n * row, static_cast<uint32_t>(i * 7919 + pos));
         for (uint32_t layer = 0; layer < model.layers; ++layer) {
+          const Clock::time_point begin = Clock::now();
           Must(client.Append({.model = model.name,
                               .handle = sequences_[i].handle(),
                               .layer = layer,
@@ -79,13 +84,18 @@ class Prompts {
                               .n = static_cast<size_t>(n),
                               .k = rows,
                               .v = rows}));
+          append_s_ += std::chrono::duration<double>(Clock::now() - begin).count();
+          append_bytes_ += 2.0 * 2 * static_cast<double>(rows.size());
         }
       }
     }
   }
   const Handle& at(int64_t i) const { return sequences_[i % sequences_.size()].handle(); }
+  double append_gbps() const { return append_bytes_ / append_s_ / 1e9; }
 
  private:
+  double append_s_ = 0;
+  double append_bytes_ = 0;
   std::vector<Sequence> sequences_;
 };
 
@@ -96,7 +106,7 @@ struct Times {
 
 void RunClient(const std::string& target, const ModelInfo& model, const Load& load,
                const Prompts& prompts, int64_t index, const std::atomic<bool>& go, Times* times) {
-  auto client = Must(Client::Connect({.target = target}));
+  auto client = Must(Client::Connect({.target = target, .transport = load.transport}));
   std::vector<Sequence> sequences;
   std::vector<Handle> handles;
   for (int64_t i = 0; i < load.batch; ++i) {
@@ -133,7 +143,7 @@ void RunClient(const std::string& target, const ModelInfo& model, const Load& lo
 }
 
 int Run(const std::string& target, const Load& load) {
-  auto client = Must(Client::Connect({.target = target}));
+  auto client = Must(Client::Connect({.target = target, .transport = load.transport}));
   const ModelInfo model = Must(client->GetServerInfo()).models.front();
   const Prompts prompts(*client, model, load);
   std::vector<Times> times(load.clients);
@@ -158,10 +168,11 @@ int Run(const std::string& target, const Load& load) {
   std::printf(
       "{\"clients\": %lld, \"batch\": %lld, \"seq_len\": %lld, \"layers\": %u, \"calls\": %.0f, "
       "\"wall_s\": %.3f, \"calls_per_s\": %.1f, \"us_p50\": %.1f, \"us_p99\": %.1f, "
-      "\"batch_items_mean\": %.2f}\n",
+      "\"batch_items_mean\": %.2f, \"append_gbps\": %.2f, \"transport\": \"%s\"}\n",
       static_cast<long long>(load.clients), static_cast<long long>(load.batch),
       static_cast<long long>(load.seq_len), model.layers, calls, wall_s, calls / wall_s,
-      all[all.size() / 2], all[all.size() * 99 / 100], items / calls);
+      all[all.size() / 2], all[all.size() * 99 / 100], items / calls, prompts.append_gbps(),
+      load.transport == Transport::kGrpc ? "grpc" : "shared_memory");
   return 0;
 }
 
@@ -178,19 +189,21 @@ int main(int argc, char** argv) {
                  {"--seq_len=", &load.seq_len},
                  {"--prompts=", &load.prompts},
                  {"--steps=", &load.steps}};
-    bool is_known = false;
+    const std::string argument = argv[i];
+    if (argument == "--transport=shared_memory") load.transport = Transport::kSharedMemory;
+    bool is_known = argument == "--transport=shared_memory" || argument == "--transport=grpc";
     for (const auto& flag : flags) {
       const size_t length = std::strlen(flag.name);
       if (std::strncmp(argv[i], flag.name, length) != 0) continue;
       *flag.value = std::strtoll(argv[i] + length, nullptr, 10);
       is_known = *flag.value >= 1;
     }
-    if (!is_known) argc = 0;
+    if (!is_known) argc = 0;  // the usage
   }
   if (argc < 2) {
     std::fputs(
         "usage: daemon_bench TARGET [--clients=N] [--batch=N] [--seq_len=N] [--prompts=N] "
-        "[--steps=N]\n",
+        "[--steps=N] [--transport=grpc|shared_memory]\n",
         stderr);
     return 2;
   }

@@ -11,6 +11,7 @@ static, for a node without our libraries ("lib/ld-linux-x86-64.so.2 --library-pa
   rpc      rpc_bench --target: calls and bytes against a raw gRPC echo in the same run
   bench    fp8kvctl bench --breakdown: where a call's time goes
   load     daemon_bench: many clients, long sequences; the mean batch
+  transports  daemon_bench over gRPC and over shared memory: one item, and batches of 128
 """
 
 import argparse
@@ -27,6 +28,9 @@ import time
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# A decode of 128 sequences of 2,048 tokens, 64/8 heads, fp8_kv: cell A of kernels_h200.json. This
+# times the calls a second is the part of the time in which attention kernels run.
+KERNEL_US_128 = 129.8
 BENCH_MODEL = """
 server { listen_address: "127.0.0.1:0" http_address: "127.0.0.1:%(http)d" }
 engine { device: %(device)s staging_bytes: 536870912 }
@@ -140,6 +144,12 @@ def calls(programs, args, out, log):
         out["load"] = [
             load(programs, gpu, clients=1, seq_len=32768, prompts=1, steps=60),
             load(programs, gpu, clients=64, seq_len=32768, prompts=args.prompts, steps=60)]
+        out["transports"] = [
+            load(programs, gpu, clients=clients, batch=batch, seq_len=seq_len, prompts=prompts,
+                 steps=count, transport=transport)
+            for clients, batch, seq_len, prompts, count in ((1, 1, 1024, 1, 250),
+                                                            (4, 128, 2048, 8, 60))
+            for transport in ("grpc", "shared_memory")]
         out["allocations_after_ready"] = metric(http, "fp8kvd_device_allocations_total") - taken
         if out["allocations_after_ready"] != 0:
             raise RuntimeError("the daemon took device memory after it was ready")
@@ -159,6 +169,12 @@ def summarize(out):
         out["append_over_upload_grpc"] = out["rpc"]["upload_1mib_chunks"]["ratio"]
     if "load" in out:
         out["mean_batch_64_clients"] = out["load"][1]["batch_items_mean"]
+    if "transports" in out:
+        one, many = out["transports"][1], out["transports"][3]
+        out["shm_us_p50"] = one["us_p50"]
+        out["kernel_busy_ratio_shm"] = many["calls_per_s"] * KERNEL_US_128 / 1e6
+        if "steps" in out:
+            out["append_over_h2d_shm"] = many["append_gbps"] / out["steps"]["bus_gbps"]["in"]
 
 
 def main():
