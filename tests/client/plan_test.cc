@@ -159,6 +159,16 @@ TEST(Plan, DrawsAMapWithTheLengthFromWhichFp8Pays) {
   EXPECT_THAT(ran.out, HasSubstr("sequences beside the weights in 80 GB"));
 }
 
+// Of 8,192 tokens 59 sequences fit beside the weights in bf16, 115 in fp8_kv.
+TEST(Plan, SaysWhereNotAllThatWereAskedForFit) {
+  const auto plan = [](const char* batch) {
+    return Plan("llama_3_1_8b", {"--allow_fp8_kv", "--tokens=8192", batch}).out;
+  };
+  EXPECT_THAT(plan("--batch=59"), HasSubstr("59 bf16, 115 fp8_kv\n"));
+  EXPECT_THAT(plan("--batch=60"), HasSubstr("59 bf16, 115 fp8_kv (your 60 fit only in fp8_kv)"));
+  EXPECT_THAT(plan("--batch=116"), HasSubstr("59 bf16, 115 fp8_kv (your 116 fit in neither)"));
+}
+
 // Llama 3.1 8B at a batch of 32 beside 16 GB: 32 x 131,072 B a token reach a fifth of all from
 // 0.25 x 16e9 / 4,194,304 = 953.7 tokens on.
 TEST(Plan, TheCrossoverIsWhereTheShareReachesTheLeast) {

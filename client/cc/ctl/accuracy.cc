@@ -155,7 +155,12 @@ absl::Status RunAccuracy(const Invocation& invocation) {
     invocation.out() << AccuracyJson(layers, held) << '\n';
   } else {
     PrintTables(layers, invocation.out());
-    invocation.out() << "\naccuracy contract " << (held ? "held" : "BROKEN") << '\n';
+    const auto near_lossless =
+        std::count_if(layers.begin(), layers.end(),
+                      [](const LayerAccuracy& layer) { return layer.near_lossless(); });
+    invocation.out() << "\nfp8_kv is near-lossless on " << near_lossless << " of " << layers.size()
+                     << " captures\nthe kernel's accuracy contract " << (held ? "held" : "BROKEN")
+                     << '\n';
   }
   if (held) return absl::OkStatus();
   std::string why;

@@ -46,6 +46,16 @@ std::string PlanJson(const Question& question, const config::PrecisionDecision& 
 std::string Times(double factor) { return absl::StrCat(Fixed(factor, 2), "x"); }
 std::string Gigabytes(double bytes) { return absl::StrFormat("%.2f GB", bytes * 1e-9); }
 
+// Of the sequences asked for; empty where they fit either way, or nothing is known.
+std::string WhetherAllFit(const Question& question, const config::PrecisionDecision& d) {
+  const std::optional<double> bf16 = question.SeqsThatFit(d, d.kv_bytes);
+  const std::optional<double> fp8_kv = question.SeqsThatFit(d, d.kv_bytes_fp8_kv);
+  const auto batch = static_cast<double>(d.batch);
+  if (!bf16.has_value() || !fp8_kv.has_value() || *bf16 >= batch) return "";
+  return absl::StrCat(" (your ", d.batch, " fit ",
+                      *fp8_kv >= batch ? "only in fp8_kv)" : "in neither)");
+}
+
 void PrintNumbers(const Question& question, const config::PrecisionDecision& d, std::ostream& out) {
   Table table({"of a step", ""});
   table.Add({"cache, bf16", Gigabytes(d.kv_bytes)});
@@ -69,7 +79,8 @@ void PrintNumbers(const Question& question, const config::PrecisionDecision& d, 
     return seqs.has_value() ? absl::StrFormat("%.0f", *seqs) : std::string("unknown");
   };
   table.Add({absl::StrFormat("sequences beside the weights in %.4g GB", question.gpu_bytes * 1e-9),
-             absl::StrCat(fit(d.kv_bytes), " bf16, ", fit(d.kv_bytes_fp8_kv), " fp8_kv")});
+             absl::StrCat(fit(d.kv_bytes), " bf16, ", fit(d.kv_bytes_fp8_kv), " fp8_kv",
+                          WhetherAllFit(question, d))});
   table.Print(out);
 }
 
