@@ -30,7 +30,7 @@ struct DeviceInfo {
   int64_t bytes_free = 0;   // when asked
   // Launches are queued and return within microseconds: any thread can afford to make one.
   bool returns_at_once = false;
-  int32_t threads = 1;  // that share the work of a launch made inside the call
+  int32_t threads = 1;          // that share the work of a launch made inside the call
   std::string pci_bus_id = {};  // of a GPU, as its driver's tools take it; else empty
 };
 

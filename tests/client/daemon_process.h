@@ -56,10 +56,12 @@ class DaemonProcess {
     std::ofstream(directory_ / "config.textproto") << config;
     int pipe_fds[2];
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
-    std::vector<std::string> words = {
-        BuiltProgram("fp8kvd"), "--config=" + (directory_ / "config.textproto").string(),
-        "--device=cpu", "--http_address=", "--shm_socket=" + (directory_ / "shm").string(),
-        "--listen_address=127.0.0.1:" + std::to_string(port)};
+    std::vector<std::string> words = {BuiltProgram("fp8kvd"),
+                                      "--config=" + (directory_ / "config.textproto").string(),
+                                      "--device=cpu",
+                                      "--http_address=",
+                                      "--shm_socket=" + (directory_ / "shm").string(),
+                                      "--listen_address=127.0.0.1:" + std::to_string(port)};
     words.insert(words.end(), flags.begin(), flags.end());
     pid_ = Spawn(words, pipe_fds[1], directory_ / "log");
     close(pipe_fds[1]);

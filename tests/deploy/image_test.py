@@ -40,8 +40,11 @@ class Image(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="fp8kvd_image_"))
+        # podman takes 50 characters for it, and a test's own folder may be longer.
+        cls.run_folder = pathlib.Path(tempfile.mkdtemp(prefix="fp8kvd_image_", dir="/run"))
         # Never into what a container has mounted.
-        cls.addClassCleanup(run, need("rm"), "-rf", "--one-file-system", cls.folder)
+        for folder in (cls.folder, cls.run_folder):
+            cls.addClassCleanup(run, need("rm"), "-rf", "--one-file-system", folder)
         cls.addClassCleanup(cls.podman, "rm", "-fa")
         cls.make_base()
         cls.must(need("cpack"), "-G", "DEB", "-B", cls.folder / "context/build/deb", "--config",
@@ -54,8 +57,8 @@ class Image(unittest.TestCase):
 
     @classmethod
     def store(cls, tool):
-        """The tool's command, with images and containers in our folder."""
-        return [need(tool), "--root", cls.folder / "store", "--runroot", cls.folder / "run",
+        """The tool's command, with images and containers in our folders."""
+        return [need(tool), "--root", cls.folder / "store", "--runroot", cls.run_folder,
                 "--storage-driver", "vfs"]
 
     @classmethod

@@ -14,6 +14,7 @@ from daemon_process import BIN, DaemonProcess
 from tools import DEPLOY, ROOT, run
 
 TEXT = (ROOT / "docs/operations.md").read_text()
+METRICS = (ROOT / "server/ops/metrics.cc").read_text()
 
 
 class Commands(unittest.TestCase):
@@ -94,7 +95,9 @@ class Words(unittest.TestCase):
     def test_options_exist(self):
         _, known = run(BIN / "fp8kvd", "--help")
         for name in re.findall(r"`(\w+_\w+)`", TEXT):
-            if name not in ("fp8_kv", "ttl_ms"):  # a precision; a field of CreateSequences
+            if name.startswith("fp8kvd_"):
+                self.assertIn(f'"{name}"', METRICS)
+            elif name not in ("fp8_kv", "ttl_ms"):  # a precision; a field of CreateSequences
                 self.assertIn(name, known)
 
 

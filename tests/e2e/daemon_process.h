@@ -122,7 +122,7 @@ class Daemon {
                                            "--listen_address=127.0.0.1:0",
                                            "--http_address=127.0.0.1:0",
                                            "--log_format=json",
-                                     "--shm_socket=" + (folder_ / "shm").string(),
+                                           "--shm_socket=" + (folder_ / "shm").string(),
                                            "--port_file=" + (folder_ / "port").string()};
     process_ = std::make_unique<Process>(setup.binary, args, folder_ / "log");
     EXPECT_TRUE(WaitUntil([this] {

@@ -199,12 +199,15 @@ void AddEqualRows(std::vector<Case>& cases, const std::vector<int32_t>& head_dim
     for (const int32_t head_dim : head_dims) {
       for (size_t i = 0; i < std::size(kKinds); ++i) {
         const Kind& kind = kKinds[i];
-        Case c = Make("equal_rows", precision, head_dim, kind.group);
+        const std::string size = std::to_string(kind.rows) + "x" + std::to_string(kind.kv_heads) +
+                                 "x" + std::to_string(kind.seq_len);
+        Case c = Make("equal_rows_" + size, precision, head_dim, kind.group);
         Row row = AtEnd(kind.seq_len, kind.q_len, kind.kv_heads);
         row.window = i % 3 == 2 ? kind.seq_len - 20 : 0;
         row.softcap = i % 4 == 1 ? 20.0F : 0.0F;
         row.sinks = i % 2 == 1;
         c.rows.assign(kind.rows, row);
+        c.few_pairs = Pairs(c) < kPairsMin;
         cases.push_back(c);
       }
     }

@@ -54,6 +54,7 @@ struct Case {
   bool batch_invariant = false;
   Data data = Data::kNormal;
   int32_t layers = 2;          // of the pool's layer group; the case uses the last one
+  bool few_pairs = false;      // fewer than kPairsMin: the few rows are the point
   int64_t pool_bytes_min = 0;  // a pool so large that offsets pass 2^31 and 2^32
   uint64_t seed = 0;
 };

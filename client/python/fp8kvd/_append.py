@@ -42,7 +42,7 @@ class Plan:
     @property
     def layers(self) -> int:
         """Of one chunk, at most."""
-        return min(self._chunk_layers, len(self._next))
+        return int(min(self._chunk_layers, len(self._next)))
 
     @property
     def largest(self) -> _shm.Message:

@@ -380,5 +380,6 @@ def _places(message: Message, at: int) -> list[int]:
 
 def _reason(packet: bytes) -> str:
     if len(packet) == _FAREWELL.size:
-        return _FAREWELL.unpack(packet)[2].split(b"\0")[0].decode(errors="replace")
+        words: bytes = _FAREWELL.unpack(packet)[2]
+        return words.split(b"\0")[0].decode(errors="replace")
     return "the daemon ended the session without a word"
