@@ -156,6 +156,7 @@ void Engine::Parts::MakeSteps(std::unique_ptr<cache::SeqStore> store) {
 
 std::vector<cache::TenantLimits> LimitsOf(const std::vector<config::TenantOptions>& tenants) {
   std::vector<cache::TenantLimits> limits;
+  limits.reserve(tenants.size());
   for (const config::TenantOptions& tenant : tenants) {
     limits.push_back({.seqs_max = tenant.seqs_max, .pages_share_max = tenant.pages_share_max});
   }

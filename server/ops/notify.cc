@@ -15,9 +15,11 @@ namespace fp8kvd::ops {
 namespace {
 
 std::string Take(const char* name) {
+  // NOLINTBEGIN(concurrency-mt-unsafe): before the first thread
   const char* const value = std::getenv(name);
   std::string text = value == nullptr ? "" : value;
   unsetenv(name);
+  // NOLINTEND(concurrency-mt-unsafe)
   return text;
 }
 

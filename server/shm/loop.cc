@@ -66,7 +66,7 @@ void Loop::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Loop::RingSelf() {
+void Loop::RingSelf() const {
   const uint64_t one = 1;
   FP8KVD_CHECK(write(bell_, &one, sizeof(one)) == sizeof(one));
 }
@@ -166,6 +166,6 @@ void Loop::Tidy() {
   sessions_count_.fetch_sub(static_cast<int64_t>(before - sessions_.size()));
 }
 
-void Loop::Forget(int socket) { (void)epoll_ctl(epoll_, EPOLL_CTL_DEL, socket, nullptr); }
+void Loop::Forget(int socket) const { (void)epoll_ctl(epoll_, EPOLL_CTL_DEL, socket, nullptr); }
 
 }  // namespace fp8kvd::shm

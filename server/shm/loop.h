@@ -60,7 +60,7 @@ class Loop {
   void Adopt(std::unique_ptr<Session> session);
   void Post(Posted* posted);
   // On its thread: nothing is heard of this session's socket any more.
-  void Forget(int socket);
+  void Forget(int socket) const;
   // Sessions end when nothing of theirs is in flight.
   void Drain();
   // Sessions end now.
@@ -79,7 +79,7 @@ class Loop {
   void Tidy();
   void Sleep();
   void Look(int timeout_ms);
-  void RingSelf();
+  void RingSelf() const;
 
   const Parts* const parts_;
   const int epoll_;

@@ -58,6 +58,7 @@ absl::StatusOr<int> Lock(const std::string& path) {
 absl::StatusOr<std::string> DefaultSocketPath(int port) {
   const std::string name = absl::StrCat("/fp8kvd-", port, ".sock");
   for (const char* variable : {"RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"}) {
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing changes the environment once threads run
     const char* const folder = std::getenv(variable);
     if (folder != nullptr && access(folder, W_OK) == 0) return folder + name;
   }
