@@ -27,7 +27,7 @@ template <class T>
 T Must(absl::StatusOr<T> value) {
   if (value.ok()) return *std::move(value);
   std::fprintf(stderr, "daemon_agree: %s\n", std::string(value.status().message()).c_str());
-  std::exit(2);
+  std::exit(2);  // NOLINT(concurrency-mt-unsafe): one thread
 }
 void Must(const absl::Status& status) {
   if (!status.ok()) Must(absl::StatusOr<int>(status));
@@ -51,6 +51,7 @@ std::vector<float> Answers(Client& client, const ModelInfo& model, const LayerGr
   auto sequences = Must(client.CreateSequences(
       {.model = model.name, .count = kSequences, .expected_tokens = kPromptTokens + kSteps}));
   std::vector<fp8kvd::client::Handle> handles;
+  handles.reserve(sequences.size());
   for (const auto& sequence : sequences) handles.push_back(sequence.handle());
   for (int64_t pos = 0; pos < kPromptTokens; pos += kSliceTokens) {
     for (size_t i = 0; i < handles.size(); ++i) {

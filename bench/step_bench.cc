@@ -165,6 +165,7 @@ class Steps {
  private:
   void Fill() {
     std::vector<kernels::TableEdit> edits;
+    edits.reserve(kItemsLimit * pages_);
     for (int32_t i = 0; i < kItemsLimit * pages_; ++i) {
       edits.push_back({table_ + i, kItemsLimit * static_cast<int32_t>(pages_) - 1 - i});
     }
@@ -261,7 +262,7 @@ std::string Latency(Steps& steps, const Way& way, const Cell& cell, Precision pr
   const double error = RelativeL2(results, *first);
   if (!(error <= 3e-3)) {
     std::fprintf(stderr, "%s: results differ from the first way's by %g\n", way.name, error);
-    std::exit(1);
+    std::exit(1);  // NOLINT(concurrency-mt-unsafe): one thread
   }
   const char* const of = precision == Precision::kFp8Kv ? "fp8_kv" : "bf16";
   std::printf("%4d %s %-7s %-6s %-38s p50 %7.2f p99 %7.2f calls %6.2f us\n", cell.items,

@@ -73,7 +73,7 @@ Outcome AppendShared(SharedSession& session, const AppendProgress& progress,
     outcome.status = is_done ? call->status : NoReply();
     if (is_done) outcome.pushback_ms = call->pushback_ms;
   };
-  progress.ForEachChunk([&](AppendChunk chunk) {
+  progress.ForEachChunk([&](const AppendChunk& chunk) {
     if (sent.size() >= kChunksInFlight) take_oldest();
     if (!outcome.status.ok()) return false;
     absl::StatusOr<SharedCallPtr> call = session.Send({.kind = shm::Kind::kAppend,
@@ -83,8 +83,8 @@ Outcome AppendShared(SharedSession& session, const AppendProgress& progress,
                                                        .items = 1,
                                                        .timeout_ms = MsUntil(deadline)},
                                                       /*id=*/0, until);
-    if (call.ok()) sent.push_back(*std::move(call));
     outcome.status = call.status();
+    if (call.ok()) sent.push_back(*std::move(call));
     return outcome.status.ok();
   });
   while (!sent.empty()) take_oldest();
@@ -165,8 +165,9 @@ Outcome DecodeTry::RunByGrpc(Core& core, Clock::time_point deadline) {
   const grpc::Status status = core.stub().Decode(&context, *request_, &response);
   if (!status.ok()) return {ToStatus(status), Pushback(context)};
   absl::StatusOr<DecodeReply> reply = FromProto(response, args_.out_type);
-  if (reply.ok()) reply_ = *std::move(reply);
-  return {reply.status()};
+  if (!reply.ok()) return {reply.status()};
+  reply_ = *std::move(reply);
+  return {absl::OkStatus()};
 }
 
 }  // namespace fp8kvd::client

@@ -73,7 +73,7 @@ class Locked {
     return status;
   }
 
-  v1::Handle Create(const std::string& token) {
+  v1::Handle Create(const std::string& token) const {
     grpc::ClientContext context;
     SetToken(&context, token);
     v1::CreateSequencesResponse response;

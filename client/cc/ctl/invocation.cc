@@ -28,6 +28,7 @@ std::optional<FlagSpec> Find(const std::vector<FlagSpec>& flags, const std::stri
 
 std::string UnknownFlag(const std::vector<FlagSpec>& flags, const std::string& name) {
   std::vector<std::string> known;
+  known.reserve(flags.size());
   for (const FlagSpec& flag : flags) known.emplace_back(flag.name);
   const std::string nearest = config::NearestWord(name, known);
   return absl::StrCat("unknown flag --", name, nearest.empty() ? "" : "; did you mean --", nearest,
