@@ -132,7 +132,7 @@ class Bench {
     return Wait();
   }
 
-  absl::Status Wait() {
+  absl::Status Wait() const {
     const absl::StatusOr<kernels::FenceId> fence = args_.backend->Fence();
     if (!fence.ok()) return fence.status();
     for (;;) {
