@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
     std::fputs("usage: client_bench TARGET MODEL CALLS\n", stderr);
     return 2;
   }
-  auto client = Client::Connect({.target = argv[1]});
+  auto client = Client::Connect({.target = argv[1], .transport = fp8kvd::client::Transport::kGrpc});
   if (!client.ok()) return Fail(client.status());
   return Run(**client, argv[2], std::strtoll(argv[3], nullptr, 10));
 }
