@@ -70,7 +70,7 @@ def measure(address, rounds, calls):
     q = np.ones((1, 32, 128), ml_dtypes.bfloat16)
     channel = grpc.insecure_channel(address)
     bare = channel.unary_unary("/fp8kvd.v1.DecodeAttention/Decode")
-    with fp8kvd.Client(address, transport="grpc") as client, \
+    with fp8kvd.Client(address, options=fp8kvd.Options(address, transport="grpc")) as client, \
             client.create_sequence("llama", expected_tokens=TOKENS) as seq:
         seq.append(ones, ones, layer=0)
         request = kv.DecodeRequest(
