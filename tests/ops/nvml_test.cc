@@ -21,7 +21,9 @@ constexpr char kBusId[] = "00000000:3b:00.0";
 
 class NvmlFault : public testing::Test {
  protected:
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): one thread
   void Ask(const char* fault) { setenv("FAKE_NVML_FAULT", fault, /*overwrite=*/1); }
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): one thread
   void TearDown() override { unsetenv("FAKE_NVML_FAULT"); }
 };
 
