@@ -9,10 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "bench/daemon_rows.h"
 #include "client/cc/client.h"
 
 namespace {
 
+using fp8kvd::bench::Rows;
 using fp8kvd::client::Client;
 using fp8kvd::client::LayerGroupInfo;
 using fp8kvd::client::ModelInfo;
@@ -31,18 +33,6 @@ T Must(absl::StatusOr<T> value) {
 }
 void Must(const absl::Status& status) {
   if (!status.ok()) Must(absl::StatusOr<int>(status));
-}
-
-// bf16 of both signs, 2^-7 to 2.
-std::vector<uint16_t> Rows(size_t elements, uint32_t seed) {
-  std::vector<uint16_t> rows(elements);
-  uint32_t state = seed * 2654435761U + 1;
-  for (uint16_t& value : rows) {
-    state = state * 1664525U + 1013904223U;
-    const uint32_t exponent = 120 + (state >> 24) % 8;
-    value = static_cast<uint16_t>((state >> 31) << 15 | exponent << 7 | (state >> 8 & 0x7FU));
-  }
-  return rows;
 }
 
 // fp32 answers of all steps.

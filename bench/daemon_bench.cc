@@ -19,11 +19,13 @@
 #include <thread>
 #include <vector>
 
+#include "bench/daemon_rows.h"
 #include "client/cc/client.h"
 #include "client/cc/decode_stream.h"
 
 namespace {
 
+using fp8kvd::bench::Rows;
 using fp8kvd::client::Client;
 using fp8kvd::client::Handle;
 using fp8kvd::client::ModelInfo;
@@ -50,18 +52,6 @@ void Must(const absl::Status& status) {
   if (status.ok()) return;
   std::fprintf(stderr, "daemon_bench: %s\n", std::string(status.message()).c_str());
   std::exit(1);  // NOLINT(concurrency-mt-unsafe): nothing of ours runs at exit
-}
-
-// bf16 between -2 and 2.
-std::vector<uint16_t> Rows(size_t elements, uint32_t seed) {
-  std::vector<uint16_t> rows(elements);
-  uint32_t state = seed * 2654435761U + 1;
-  for (uint16_t& value : rows) {
-    state = state * 1664525U + 1013904223U;
-    const uint32_t exponent = 120 + (state >> 24) % 8;
-    value = static_cast<uint16_t>((state >> 31) << 15 | exponent << 7 | (state >> 8 & 0x7FU));
-  }
-  return rows;
 }
 
 class Prompts {
