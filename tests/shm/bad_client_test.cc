@@ -185,7 +185,9 @@ TEST(RewritingClient, NeverBringsABadValueToTheDevice) {
 }
 
 TEST(DyingClient, LeavesNothingBehind) {
-  ShmRig rig;
+  ServerRigOptions options = ShmRig::Options();
+  options.engine.launches_inflight_max = 1;
+  ShmRig rig(options);
   const std::vector<v1::Handle> handles = rig->Create(9);
   RawClient other(*rig);
   std::vector<uint64_t> history;
@@ -193,8 +195,12 @@ TEST(DyingClient, LeavesNothingBehind) {
   {
     RawClient client(*rig);
     rig->backend.Close();
+    const uint64_t launches = rig->engine->stats().decode_launches_total;
     for (uint64_t i = 0; i < 4; ++i) {
       client.Push(client.Place(rig->Step({handles[i]}, 0, {1}), PlaceOf(2 * i)));
+      // The first step alone begins: it holds the device, and what comes behind it waits.
+      ASSERT_TRUE(
+          Eventually([&] { return rig->engine->stats().decode_launches_total > launches; }));
       client.Push(client.Place(rig->Chunk(handles[4 + i], 0, Ids(30, 1), 0), PlaceOf(2 * i + 1)));
     }
     std::atomic_ref<uint32_t> taken(client.head().requests_head.value);
