@@ -110,6 +110,16 @@ void BlockTable::ShareFrom(const BlockTable& parent, int64_t expected_tokens, in
   MoveClaims(seq_len_min);
 }
 
+void BlockTable::Adopt(int64_t first_page, absl::Span<const PageId> page_ids,
+                       int64_t expected_tokens, int64_t seq_len_min) {
+  FP8KVD_CHECK(table_.empty() && claims_.begin == claims_.end);
+  table_.assign(static_cast<size_t>(first_page), kNoPage);
+  table_.insert(table_.end(), page_ids.begin(), page_ids.end());
+  first_page_ = first_page;
+  expected_tokens_ = expected_tokens;
+  MoveClaims(seq_len_min);
+}
+
 int64_t BlockTable::ShareNeed(int64_t children, int64_t expected_tokens,
                               int64_t seq_len_min) const {
   const Range to = ClaimsAt(first_page_, seq_len_min, expected_tokens);

@@ -54,6 +54,10 @@ class BlockTable {
   void Start(int64_t expected_tokens);
   // Of an empty table: owns the parent's pages with it.
   void ShareFrom(const BlockTable& parent, int64_t expected_tokens, int64_t seq_len_min);
+  // Of an empty table: holds these pages from page number first_page on, each of which counts the
+  // table as an owner already, with claims as they follow from the rest.
+  void Adopt(int64_t first_page, absl::Span<const PageId> page_ids, int64_t expected_tokens,
+             int64_t seq_len_min);
   // What so many children cost in pages_unreserved.
   int64_t ShareNeed(int64_t children, int64_t expected_tokens, int64_t seq_len_min) const;
 

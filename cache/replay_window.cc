@@ -11,7 +11,7 @@ ReplayWindow::ReplayWindow(int32_t replay_digests_max)
   FP8KVD_CHECK(replay_digests_max >= 1);
 }
 
-const ReplayWindow::Entry& ReplayWindow::At(int32_t i) const {
+const ReplayEntry& ReplayWindow::At(int32_t i) const {
   return ring_[static_cast<size_t>(oldest_ + i) % ring_.size()];
 }
 
@@ -29,7 +29,7 @@ void ReplayWindow::Push(int64_t pos, int32_t n, uint64_t digest) {
 std::optional<uint64_t> ReplayWindow::Find(int64_t pos, int32_t n) const {
   // Newest first: a retry is nearly always of the last append.
   for (int32_t i = count_ - 1; i >= 0; --i) {
-    const Entry& entry = At(i);
+    const ReplayEntry& entry = At(i);
     if (entry.pos == pos && entry.n == n) return entry.digest;
     if (entry.pos < pos) break;
   }

@@ -14,6 +14,13 @@
 
 namespace fp8kvd::cache {
 
+// One append, as it was told.
+struct ReplayEntry {
+  int32_t pos = 0;  // kSeqLenMax fits
+  int32_t n = 0;
+  uint64_t digest = 0;
+};
+
 class ReplayWindow {
  public:
   explicit ReplayWindow(int32_t replay_digests_max);  // >= 1
@@ -28,16 +35,10 @@ class ReplayWindow {
   // Becomes a copy of other, which keeps as many digests.
   void CopyFrom(const ReplayWindow& other);
   int32_t size() const { return count_; }
+  const ReplayEntry& At(int32_t i) const;  // i-th oldest, i < size()
 
  private:
-  struct Entry {
-    int32_t pos = 0;  // kSeqLenMax fits
-    int32_t n = 0;
-    uint64_t digest = 0;
-  };
-  const Entry& At(int32_t i) const;  // i-th oldest
-
-  std::vector<Entry> ring_;
+  std::vector<ReplayEntry> ring_;
   int32_t oldest_ = 0;
   int32_t count_ = 0;
 };

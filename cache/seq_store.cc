@@ -142,26 +142,29 @@ absl::Status SeqStore::CheckRoom(int32_t model, int32_t group, TenantId tenant,
       " are left; expect fewer tokens, free sequences, or retry later"));
 }
 
+// Tables for a model, unless the index has them.
+void SeqStore::MakeGroups(Seq* seq, int32_t model) const {
+  if (seq->model == model) return;
+  seq->groups.clear();
+  const ModelPools& shape = models_[static_cast<size_t>(model)];
+  for (size_t g = 0; g < shape.pools.size(); ++g) {
+    const size_t layers = options_.models[static_cast<size_t>(model)].groups[g].layers.size();
+    seq->groups.push_back(
+        {.table = BlockTable(shape.shapes[g], shape.pools[g].get()),
+         .seq_lens = std::vector<int64_t>(layers, 0),
+         .replays = std::vector<ReplayWindow>(layers, ReplayWindow(options_.replay_digests_max)),
+         .slowest_layers = static_cast<int32_t>(layers)});
+  }
+  seq->model = model;
+}
+
 SeqHandle SeqStore::TakeIndex(const CreateArgs& args, int64_t now_ms) {
   const uint32_t index = free_[free_head_];
   free_head_ = (free_head_ + 1) % free_.size();
   ++seqs_used_;
   ++tenant_seqs_[static_cast<size_t>(args.tenant)];
   Seq& seq = seqs_[index];
-  if (seq.model != args.model) {
-    seq.groups.clear();
-    const ModelPools& shape = models_[static_cast<size_t>(args.model)];
-    for (size_t g = 0; g < shape.pools.size(); ++g) {
-      const size_t layers =
-          options_.models[static_cast<size_t>(args.model)].groups[g].layers.size();
-      seq.groups.push_back(
-          {.table = BlockTable(shape.shapes[g], shape.pools[g].get()),
-           .seq_lens = std::vector<int64_t>(layers, 0),
-           .replays = std::vector<ReplayWindow>(layers, ReplayWindow(options_.replay_digests_max)),
-           .slowest_layers = static_cast<int32_t>(layers)});
-    }
-    seq.model = args.model;
-  }
+  MakeGroups(&seq, args.model);
   seq.tenant = args.tenant;
   ++seq.generation;
   if (seq.generation == 0) ++seq.generation;  // 0 means none, also after 2^32 uses of the index

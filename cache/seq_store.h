@@ -43,6 +43,7 @@
 #include "cache/ids.h"
 #include "cache/lease_queue.h"
 #include "cache/page_pool.h"
+#include "cache/store_image.h"
 #include "cache/store_options.h"
 #include "cache/tenant_pages.h"
 
@@ -84,6 +85,15 @@ class SeqStore {
  public:
   // INVALID_ARGUMENT as CheckOptions. Cost: seqs_max and pages_total times a few bytes, at once.
   static absl::StatusOr<std::unique_ptr<SeqStore>> Make(StoreOptions options);
+
+  // A store that knows what the image says, with leases that start at now_ms; the incarnation is
+  // the image's. Page number n of the image has the id n. INVALID_ARGUMENT: the image contradicts
+  // itself or the options' models. FAILED_PRECONDITION, RESOURCE_EXHAUSTED: these options have no
+  // room for it. Tenants' bounds are not asked: as SetTenants has it.
+  static absl::StatusOr<std::unique_ptr<SeqStore>> Restore(StoreOptions options,
+                                                           const StoreImage& image, int64_t now_ms);
+  // All that Restore needs. No plan is open; holds are forgotten. Allocates as much as it tells.
+  StoreImage Image() const;
 
   // Makes handles.size() sequences. INVALID_ARGUMENT: arguments outside their ranges.
   // RESOURCE_EXHAUSTED: no index, or no pages to reserve.
@@ -169,6 +179,7 @@ class SeqStore {
   absl::Span<const PlannedEdit> pages_planned() const;  // what the open plan took from its pool
 
  private:
+  class Restorer;
   struct Place {
     int32_t group = 0;
     int32_t group_layer = 0;
@@ -218,6 +229,8 @@ class SeqStore {
   const BlockTable::Shape& Shape(const Seq& seq, Place place) const;
   PagePool& MutablePool(int32_t model, int32_t group) const;
   SeqHandle TakeIndex(const CreateArgs& args, int64_t now_ms);
+  void MakeGroups(Seq* seq, int32_t model) const;
+  static StoreImage::Seq ImageOf(const Seq& seq, const std::vector<std::vector<uint32_t>>& numbers);
   void Release(SeqIndex seq);
   absl::Status CheckLive(const Seq& seq) const;
   absl::Status CheckSkip(Place place, const Seq& seq, const AppendArgs& args) const;

@@ -26,7 +26,7 @@ TEST(StoreModel, UsedPlusFreeIsTheTotalAfterEveryOneOf100000MixedOperations) {
         "append FAILED_PRECONDITION", "append INVALID_ARGUMENT", "replay OK", "create OK",
         "create RESOURCE_EXHAUSTED", "fork OK", "fork RESOURCE_EXHAUSTED", "truncate OK",
         "truncate FAILED_PRECONDITION", "visible OK", "visible OUT_OF_RANGE",
-        "visible FAILED_PRECONDITION", "find stale NOT_FOUND", "expired"}) {
+        "visible FAILED_PRECONDITION", "find stale NOT_FOUND", "expired", "restart"}) {
     const auto answers = driver.answers().find(kind);
     EXPECT_GE(answers == driver.answers().end() ? 0 : answers->second, 100) << kind;
   }

@@ -1,6 +1,7 @@
 #include "tests/support/simulated_pages.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace fp8kvd::cache {
 
@@ -50,6 +51,21 @@ bool SimulatedPages::Do(const SeqStore& store, const AppendPlan& plan, const App
         Value(args.digest, args.layer, pos);
   }
   return true;
+}
+
+void SimulatedPages::Renumber(const std::vector<std::vector<std::vector<PageId>>>& pages) {
+  for (size_t m = 0; m < pools_.size(); ++m) {
+    for (size_t g = 0; g < pools_[m].size(); ++g) {
+      Pool& pool = pools_[m][g];
+      const size_t page_values = pool.layers.size() * static_cast<size_t>(page_tokens_);
+      std::vector<uint64_t> values(pool.values.size(), kPoison);
+      for (size_t number = 0; number < pages[m][g].size(); ++number) {
+        std::copy_n(Block(static_cast<int32_t>(m), static_cast<int32_t>(g), pages[m][g][number]),
+                    page_values, values.begin() + static_cast<ptrdiff_t>(number * page_values));
+      }
+      pool.values = std::move(values);
+    }
+  }
 }
 
 uint64_t SimulatedPages::Read(const SeqStore& store, SeqIndex seq, int32_t layer,

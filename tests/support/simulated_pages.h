@@ -25,6 +25,8 @@ class SimulatedPages {
   // Copies and writes as an open plan orders. False if the plan would write a page that another
   // sequence owns too, or that the plan does not name.
   [[nodiscard]] bool Do(const SeqStore& store, const AppendPlan& plan, const AppendArgs& args);
+  // What the pages of an image hold, under the ids of the store that is made of it.
+  void Renumber(const std::vector<std::vector<std::vector<PageId>>>& pages);
   // What a query at that token would read.
   uint64_t Read(const SeqStore& store, SeqIndex seq, int32_t layer, int64_t pos) const;
 

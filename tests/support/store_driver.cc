@@ -39,7 +39,7 @@ StoreDriver::StoreDriver(Choose choose)
 }
 
 std::string StoreDriver::Step() {
-  const uint32_t choice = Below(32);
+  const uint32_t choice = Below(33);
   std::string fault;
   if (choice < 17) {
     fault = Append();
@@ -59,6 +59,8 @@ std::string StoreDriver::Step() {
     fault = Expire();
   } else if (choice < 30) {
     fault = FindStale();
+  } else if (choice < 31) {
+    fault = Restart();
   } else {
     fault = Visible();
   }
@@ -347,6 +349,29 @@ std::string StoreDriver::Visible() {
   const auto q_len = static_cast<int32_t>(Below(5));
   return Answer("visible", store_->CheckVisible(seq->index, layer, pos, q_len).code(),
                 model_.OfVisible(*seq, layer, pos, q_len));
+}
+
+std::string StoreDriver::Restart() {
+  now_ms_ += Below(1000);  // leases stand still meanwhile
+  const StoreImage image = store_->Image();
+  absl::StatusOr<std::unique_ptr<SeqStore>> restored = SeqStore::Restore(options_, image, now_ms_);
+  if (!restored.ok()) return absl::StrCat("not restored: ", restored.status().ToString());
+  pages_.Renumber(image.pages);
+  store_ = *std::move(restored);
+  for (size_t i = seqs_.size(); i-- > 0;) {
+    if (seqs_[i].freed) {  // and was held
+      Forget(i);
+      continue;
+    }
+    seqs_[i].holds = 0;
+    seqs_[i].lease_end_ms = now_ms_ + seqs_[i].ttl_ms;
+    const SeqStat stat = store_->Stat(seqs_[i].index, now_ms_);
+    if (stat.expected_tokens != seqs_[i].expected_tokens || stat.ttl_ms != seqs_[i].ttl_ms) {
+      return "a restored sequence has another reservation or lease";
+    }
+  }
+  ++answers_["restart"];
+  return "";
 }
 
 std::string StoreDriver::CompareGroup(const ModelSeq& seq, size_t group) const {

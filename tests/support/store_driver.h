@@ -47,6 +47,8 @@ class StoreDriver {
   std::string Expire();
   std::string FindStale();
   std::string Visible();
+  // Another run of the daemon: a store made of what this one's image says.
+  std::string Restart();
 
   AppendArgs AnyAppend(const ModelSeq& seq);
   std::string CheckRefusedForRoom(const ModelSeq& seq, const AppendArgs& args) const;
