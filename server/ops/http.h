@@ -4,7 +4,7 @@
 //   /metrics       the scrape
 //   /statusz       the status page (statusz.h), /statusz.json what it draws
 //
-// Threads: two of its own, whatever the number of connections.
+// Threads: eight of its own, whatever the number of connections.
 // Errors: UNAVAILABLE where the address cannot be listened on.
 #pragma once
 

@@ -21,13 +21,15 @@ class Progress {
   void Look(int64_t now_ms, const engine::EngineStats& stats) {
     uint64_t done = stats.decode_launches_total + stats.append_slices_total;
     for (const uint64_t answered : stats.requests_answered_total) done += answered;
-    if (done != done_ || stats.queue_items == 0) moved_ms_ = now_ms;
+    if (done != done_ || stats.queue_items == 0 || !has_looked_) moved_ms_ = now_ms;
+    has_looked_ = true;
     done_ = done;
     is_stalled_ = now_ms - moved_ms_ >= kStalledMs;
   }
   bool is_stalled() const { return is_stalled_; }
 
  private:
+  bool has_looked_ = false;
   uint64_t done_ = 0;
   int64_t moved_ms_ = 0;
   std::atomic<bool> is_stalled_{false};

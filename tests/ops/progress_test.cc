@@ -40,6 +40,14 @@ TEST(Progress, SlowOneIsNone) {
   }
 }
 
+TEST(Progress, TheFirstLookFindsNoStallWhateverTheClockShows) {
+  Progress progress;
+  progress.Look(100 * kStalled, Holding(1, 0));  // the first request has just come
+  EXPECT_FALSE(progress.is_stalled());
+  progress.Look(101 * kStalled, Holding(1, 0));
+  EXPECT_TRUE(progress.is_stalled());
+}
+
 TEST(Progress, AnswersEndIt) {
   Progress progress;
   progress.Look(0, Holding(1, 5));
