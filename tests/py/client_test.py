@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 import unittest
 from unittest import mock
 
@@ -16,7 +17,9 @@ from client_case import QUICK, Case, both_flavours, rows
 import fake_tensors
 import fp8kvd
 from fake_daemon import FakeDaemon, Fault
-from fp8kvd import errors
+from fake_session import FakeSession
+from fp8kvd import _shm, errors
+from fp8kvd._leases import Leases
 from fp8kvd.v1 import kv_pb2 as kv
 
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -309,8 +312,72 @@ class Connection(Case):
         self.assertEqual(self.daemon.metadata["authorization"], "Bearer secret")
 
     def test_a_token_without_tls_is_refused_off_this_machine(self):
-        with self.assertRaisesRegex(ValueError, "in the clear"):
-            self.connect("gpu-7:50051", token="secret")
+        for target in ("gpu-7:50051", "localhost.gpu-7:50051", "127.gpu-7:50051",
+                       "ipv4:127.0.0.1:50051,10.0.0.7:50051", "[::1]gpu-7:50051"):
+            with self.subTest(target), self.assertRaisesRegex(ValueError, "in the clear"):
+                self.connect(target, token="secret")
+
+    def test_a_token_goes_to_this_machine_by_all_its_names(self):
+        for target in ("localhost:1", "127.0.0.1:1", "[::1]:1", "unix:/run/fp8kvd.sock",
+                       "ipv4:127.0.0.1:1", "ipv6:[::1]:1"):
+            with self.subTest(target):
+                self.connect(target, token="secret")
+
+    def test_options_that_cannot_be_are_refused(self):
+        for wrong in ({"target": ""}, {"timeout_s": 0}, {"retries_max": -1},
+                      {"append_chunk_bytes": 0}, {"shared_memory_bytes": 0}):
+            with self.subTest(wrong), self.assertRaises(ValueError):
+                fp8kvd.Options(**{"target": "localhost:1", **wrong})
+
+
+class Waiting(unittest.TestCase):
+    """Threads that share a session of shared memory: one takes replies in for all."""
+
+    @unittest.skipUnless(_shm.host_id(), "shared memory is not used on this machine")
+    def test_one_who_gives_up_does_not_take_the_lead_with_it(self):
+        session = FakeSession()
+        self.addCleanup(session.close)
+        client, done = session.client, {}
+        message = _shm.Message(_shm.DECODE, b"", (0, 0, 0), 1)
+        pending = [client.send(message, 60) for _ in range(3)]
+
+        def wait(index):
+            done[index] = client.wait(pending[index], 60)
+
+        first, third = (threading.Thread(target=wait, args=(index,)) for index in (0, 2))
+        first.start()
+        eventually(client._leader.locked)
+        self.assertFalse(client.wait(pending[1], 0.001))
+        third.start()
+        eventually(lambda: pending[2].waits)
+        session.answer(1)
+        first.join()
+        session.answer(3)
+        third.join(20)
+        self.assertEqual(done, {0: True, 2: True})
+
+
+class Renewals(unittest.TestCase):
+    def test_a_lease_that_a_finalizer_drops_meanwhile_disturbs_none(self):
+        leases = Leases()
+        handles = [fp8kvd.Handle(i, 1, 1, 0) for i in range(3)]
+        for handle in handles:
+            leases.add(handle, ttl_s=3, now=0)
+
+        class Now(float):  # the collector may run wherever something is made
+            def __add__(self, other):
+                leases.drop(handles[1])
+                return float(self) + other
+
+        self.assertEqual(leases.take_due(Now(5)), [handles[0], handles[2]])
+
+
+def eventually(condition):
+    for _ in range(10_000):
+        if condition():
+            return
+        time.sleep(1e-3)
+    raise AssertionError("it never came true")
 
 
 @unittest.skipUnless(shutil.which("openssl"), "makes its certificate with openssl")

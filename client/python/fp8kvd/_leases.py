@@ -33,13 +33,15 @@ class Leases:
         self._leases.pop(handle, None)
 
     def next_due(self) -> float | None:
-        return min((lease.due for lease in self._leases.values()), default=None)
+        leases = list(self._leases.values())  # as in take_due
+        return min((lease.due for lease in leases), default=None)
 
     def take_due(self, now: float) -> list[Handle]:
         """Those that are due or nearly so: sequences made one by one share a call."""
         due = []
-        for handle, lease in self._leases.items():
-            if lease.due <= now + lease.period_s / 4:
+        for handle in list(self._leases):  # a finalizer may drop one at any allocation
+            lease = self._leases.get(handle)
+            if lease is not None and lease.due <= now + lease.period_s / 4:
                 lease.due = now + lease.period_s
                 due.append(handle)
         return due

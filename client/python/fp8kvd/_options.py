@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import time
 from typing import Any, Literal
 
@@ -26,7 +27,8 @@ _CHANNEL_OPTIONS = (
 )
 # grpc.aio says no more when the connection or the call ends under a write.
 BROKEN_WRITE = "the stream broke while it was written to"
-_LOOPBACK = ("127.", "localhost", "[::1]", "unix:", "ipv4:127.", "ipv6:[::1]")
+_THIS_MACHINE = re.compile(r"unix:.*|(ipv4:)?127(\.\d{1,3}){3}(:\d+)?|localhost(:\d+)?"
+                           r"|(ipv6:)?\[::1\](:\d+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +71,11 @@ class Options:
             raise ValueError("target is empty: give host:port of the daemon")
         if (min(self.timeout_s, self.append_timeout_s, self.backoff_s_min) <= 0
                 or self.backoff_s_max < self.backoff_s_min or self.retries_max < 0
-                or self.append_chunk_bytes < 1):
+                or min(self.append_chunk_bytes, self.shared_memory_bytes) < 1):
             raise ValueError(f"{self}: times and sizes must be positive (retries_max may be 0) and "
                              "backoff_s_min no more than backoff_s_max")
-        if self.token is not None and self.tls is None and not self.target.startswith(_LOOPBACK):
+        is_here = _THIS_MACHINE.fullmatch(self.target) is not None
+        if self.token is not None and self.tls is None and not is_here:
             raise ValueError(f"a token for {self.target} would travel in the clear: give tls, too")
 
     def channel_options(self) -> list[tuple[str, int]]:

@@ -156,22 +156,26 @@ class Session:
         """Until it is done; False when it is not by then: it goes on, and nobody hears of it.
         One of those who wait takes replies in for all."""
         deadline = time.monotonic() + timeout_s
-        while not pending.done:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            pending.waits = True
-            if self._leader.acquire(blocking=False):
-                try:
-                    if not pending.done:
-                        self.hear(left)
-                finally:
-                    self._leader.release()
-                    pending.waits = False
-                    self._wake_one()
-            else:
-                pending.changed.wait(left)
-                pending.changed.clear()
+        pending.waits = True
+        try:
+            while not pending.done:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                if self._leader.acquire(blocking=False):
+                    try:
+                        if not pending.done:
+                            self.hear(left)
+                    finally:
+                        self._leader.release()
+                        self._wake_one()
+                else:
+                    pending.changed.wait(left)
+                    pending.changed.clear()
+        finally:
+            pending.waits = False
+            if not pending.done:  # the word to lead may have come to this one, who leaves
+                self._wake_one()
         return True
 
     def wait_for_room(self, timeout_s: float) -> None:
