@@ -1,13 +1,14 @@
 #include "client/cc/client.h"
 
 #include <algorithm>
-#include <iterator>
+#include <limits>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 
 #include "client/cc/convert.h"
 #include "client/cc/core.h"
@@ -22,6 +23,8 @@ using std::chrono::milliseconds;
 // A destructor may not hold its thread long; the lease frees what this does not.
 constexpr int64_t kFreeInDestructorMs = 1'000;
 constexpr uint32_t kListPageSize = 256;
+// Of one sequence: beyond what any server takes, and no sum or product of them overflows.
+constexpr uint64_t kTokensMax = std::numeric_limits<uint32_t>::max();
 
 template <typename Request>
 Request Naming(absl::Span<const Handle> handles) {
@@ -35,6 +38,18 @@ std::vector<Handle> Handles(const google::protobuf::RepeatedPtrField<v1::Handle>
   out.reserve(handles.size());
   for (const v1::Handle& handle : handles) out.push_back(FromProto(handle));
   return out;
+}
+
+// By the whole of the host: "localhost.example" and "127.example" are others, as is any of a list.
+bool IsThisMachine(absl::string_view target) {
+  if (absl::StartsWith(target, "unix:")) return true;
+  if (!absl::ConsumePrefix(&target, "ipv4:")) absl::ConsumePrefix(&target, "ipv6:");
+  const size_t colon = target.rfind(':');
+  const bool has_port = colon != absl::string_view::npos &&
+                        target.find_first_not_of("0123456789", colon + 1) == target.npos;
+  const absl::string_view host = has_port ? target.substr(0, colon) : target;
+  return host == "localhost" || host == "[::1]" ||
+         (absl::StartsWith(host, "127.") && host.find_first_not_of("0123456789.") == host.npos);
 }
 
 absl::Status CheckSecurity(const Options& options) {
@@ -51,12 +66,7 @@ absl::Status CheckSecurity(const Options& options) {
         "client options: the token has characters that no header holds; give it without spaces "
         "and line ends");
   }
-  constexpr absl::string_view kThisMachine[] = {"127.",  "localhost", "[::1]",
-                                                "unix:", "ipv4:127.", "ipv6:[::1]"};
-  const bool is_here =
-      std::any_of(std::begin(kThisMachine), std::end(kThisMachine),
-                  [&](absl::string_view here) { return absl::StartsWith(options.target, here); });
-  if (!options.token.empty() && !options.tls.has_value() && !is_here) {
+  if (!options.token.empty() && !options.tls.has_value() && !IsThisMachine(options.target)) {
     return absl::InvalidArgumentError(absl::StrCat("client options: a token for ", options.target,
                                                    " would travel in the clear; give tls, too"));
   }
@@ -64,7 +74,13 @@ absl::Status CheckSecurity(const Options& options) {
 }
 
 absl::Status CheckAppend(const AppendArgs& args) {
-  const uint64_t rows = uint64_t{args.layers_count} * args.n;
+  if (args.n > kTokensMax || args.pos > kTokensMax - args.n) {
+    return absl::InvalidArgumentError(absl::StrCat("Append: pos ", args.pos, " and n ", args.n,
+                                                   " pass ", kTokensMax,
+                                                   " tokens, which no sequence has; send positions "
+                                                   "of the sequence"));
+  }
+  const uint64_t rows = args.layers_count * args.n;  // below 2^64
   if (args.layers_count == 0 || args.k.size() != args.v.size() ||
       (rows == 0 ? !args.k.empty() : args.k.empty() || args.k.size() % rows != 0)) {
     return absl::InvalidArgumentError(
@@ -213,7 +229,7 @@ absl::Status Client::Append(const AppendArgs& args) {
   Retry retry(core_->options(), deadline);
   AppendProgress progress(args, core_->options().append_chunk_bytes);
   for (;;) {
-    const Outcome outcome = TryAppend(*core_, progress, deadline);
+    const Outcome outcome = TryAppend(*core_, deadline, &progress);
     if (outcome.status.ok()) return absl::OkStatus();
     const std::optional<milliseconds> delay = retry.Next(outcome.status, outcome.pushback_ms);
     if (!delay.has_value() || !core_->Wait(*delay)) return core_->Explain("Append", outcome.status);

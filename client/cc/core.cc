@@ -197,7 +197,7 @@ void Core::AddLease(const Handle& handle, uint64_t ttl_ms) {
   const milliseconds period(std::max<uint64_t>(ttl_ms / 3, 1));
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    leases_[{handle.home, handle.seq_id}] = {handle, period, Clock::now() + period};
+    leases_[{handle.home, handle.seq_id}] = {handle, period, LeaseClock::now() + period};
   }
   changed_.notify_all();
 }
@@ -211,13 +211,13 @@ void Core::DropLease(const Handle& handle) {
 void Core::RenewLoop() {
   std::unique_lock<std::mutex> lock(mu_);
   while (!closing_) {
-    Clock::time_point due = Clock::now() + std::chrono::hours(1);
+    LeaseClock::time_point due = LeaseClock::now() + std::chrono::hours(1);
     for (const auto& [key, lease] : leases_) due = std::min(due, lease.due);
-    if (Clock::now() < due) {
+    if (LeaseClock::now() < due) {
       changed_.wait_until(lock, due);
       continue;
     }
-    const std::vector<Handle> handles = TakeDue(Clock::now());
+    const std::vector<Handle> handles = TakeDue(LeaseClock::now());
     lock.unlock();
     for (size_t begin = 0; begin < handles.size(); begin += kRenewItems) {
       const size_t end = std::min(begin + kRenewItems, handles.size());
@@ -229,7 +229,7 @@ void Core::RenewLoop() {
 }
 
 // Holds mu_. Takes what is nearly due as well, so that sequences made one by one share a call.
-std::vector<Handle> Core::TakeDue(Clock::time_point now) {
+std::vector<Handle> Core::TakeDue(LeaseClock::time_point now) {
   std::vector<Handle> handles;
   for (auto& [key, lease] : leases_) {
     if (lease.due > now + lease.period / 4) continue;

@@ -28,6 +28,8 @@
 namespace fp8kvd::client {
 
 using Clock = std::chrono::system_clock;  // gRPC's deadlines are on this one
+// A lease ends by the server's clock, whatever the time of day here is set to.
+using LeaseClock = std::chrono::steady_clock;
 
 // The delay that the server asks for. A value that is no number, or negative, forbids a retry.
 std::optional<int64_t> Pushback(const grpc::ClientContext& context);
@@ -89,12 +91,12 @@ class Core {
   struct Lease {
     Handle handle;
     std::chrono::milliseconds period;
-    Clock::time_point due;
+    LeaseClock::time_point due;
   };
 
   absl::StatusOr<std::shared_ptr<SharedSession>> OpenShared();
   void RenewLoop();
-  std::vector<Handle> TakeDue(Clock::time_point now);
+  std::vector<Handle> TakeDue(LeaseClock::time_point now);
   void Renew(const std::vector<Handle>& handles);
 
   const Options options_;

@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -74,7 +77,8 @@ class GrpcStream final : public DecodeStream::Impl {
 absl::Status GrpcStream::Send(uint64_t request_id, const DecodeArgs& args) {
   auto request = std::make_shared<v1::DecodeRequest>(ToProto(args));
   request->set_request_id(request_id);
-  request->set_timeout_ms(static_cast<uint32_t>(core_->options().timeout_ms));
+  request->set_timeout_ms(static_cast<uint32_t>(
+      std::min<int64_t>(core_->options().timeout_ms, std::numeric_limits<uint32_t>::max())));
   const std::lock_guard<std::mutex> write_lock(write_mu_);
   {
     const std::lock_guard<std::mutex> lock(mu_);

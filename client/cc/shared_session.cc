@@ -25,6 +25,16 @@ using Ref = std::atomic_ref<uint32_t>;
 constexpr int kWelcomeMs = 2'000;
 // An AppendRequest without its tensors, and what they are rounded up by.
 constexpr uint64_t kAppendHeadBytes = 1024;
+// A DecodeRequest without its tensors: its name, what an item takes (a handle, a position, a
+// q_len), what a sink takes, and the rest.
+constexpr uint64_t kItemHeadBytes = 64;
+constexpr uint64_t kSinkHeadBytes = sizeof(float);
+constexpr uint64_t kDecodeHeadBytes = 128;
+
+uint64_t DecodeHeadBytesMax(const DecodeArgs& args) {
+  return kDecodeHeadBytes + args.model.size() + kItemHeadBytes * args.handles.size() +
+         kSinkHeadBytes * args.sink_logits.size();
+}
 
 uint32_t Load(const shm::Line& line) { return Ref(const_cast<shm::Line&>(line).value).load(); }
 void Store(shm::Line& line, uint32_t value) { Ref(line.value).store(value); }
@@ -133,6 +143,10 @@ uint64_t SharedSession::RoomFor(const SharedMessage& message) {
   for (const auto tensor : {message.q, message.k, message.v}) bytes += AlignUp(tensor.size() * 2);
   return bytes +
          AlignUp(message.reply_bytes + shm::kReplyBytes + shm::kReplyBytesPerItem * message.items);
+}
+
+uint64_t SharedSession::RoomFor(const DecodeArgs& args) {
+  return RoomFor(DecodeMessageOf(args, 0)) + AlignUp(DecodeHeadBytesMax(args));
 }
 
 uint64_t SharedSession::RoomFor(uint64_t append_bytes) {

@@ -81,9 +81,10 @@ class SharedSession {
 
   // What a message takes of a session, its reply included.
   static uint64_t RoomFor(const SharedMessage& message);
-  static uint64_t RoomFor(uint64_t append_bytes);  // of k and v of one layer
+  static uint64_t RoomFor(const DecodeArgs& args);  // at most, before there is a message
+  static uint64_t RoomFor(uint64_t append_bytes);   // of k and v of one layer
   uint64_t bytes_max() const { return layout_.data_bytes; }
-  bool is_broken() const { return is_broken_.load(std::memory_order_relaxed); }
+  bool is_broken() const { return is_broken_.load(std::memory_order_acquire); }
 
   // Waits for room, `until` at the latest. INVALID_ARGUMENT: the message is larger than the
   // session.
@@ -116,7 +117,7 @@ class SharedSession {
   shm::Head* const head_;
   const int64_t spin_us_;
   std::atomic<bool> is_broken_{false};
-  absl::Status broken_;  // the leader's until is_broken_ is set
+  absl::Status broken_;  // the leader's until is_broken_ is set, then nobody changes it
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

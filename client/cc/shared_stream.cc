@@ -102,7 +102,7 @@ absl::Status SharedStream::Send(uint64_t request_id, const DecodeArgs& args) {
   }
   unanswered_[request_id] = {std::make_unique<const Kept>(args), sent_++};
   if (session_ == nullptr || session_->is_broken()) return Recover();
-  const uint64_t bytes = SharedSession::RoomFor(DecodeMessageOf(args, 0));
+  const uint64_t bytes = SharedSession::RoomFor(args);
   const bool may_leave = core_->options().transport == Transport::kAuto;
   if (bytes > session_->bytes_max() && may_leave) return Recover();  // on to gRPC
   const absl::Status status = SendShared(request_id, args);
@@ -139,7 +139,7 @@ absl::Status SharedStream::Resend() {
   uint64_t bytes = 0;
   for (const auto& [id, entry] : unanswered_) {
     in_order[entry.order] = {id, entry.kept.get()};
-    bytes = std::max(bytes, SharedSession::RoomFor(DecodeMessageOf(entry.kept->args, 0)));
+    bytes = std::max(bytes, SharedSession::RoomFor(entry.kept->args));
   }
   const auto session = core_->Shared(bytes);
   if (!session.ok()) return session.status();

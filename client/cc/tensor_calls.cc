@@ -47,21 +47,20 @@ v1::AppendRequest ToMessage(AppendChunk chunk) {
   return std::move(chunk.head);
 }
 
-Outcome AppendByGrpc(Core& core, const AppendProgress& progress, Clock::time_point deadline) {
+Outcome AppendByGrpc(Core& core, Clock::time_point deadline, AppendProgress* progress) {
   grpc::ClientContext context;
   core.Prepare(&context);
   context.set_deadline(deadline);
   v1::AppendResponse response;
   auto writer = core.stub().Append(&context, &response);
-  progress.ForEachChunk(
+  progress->ForEachChunk(
       [&](AppendChunk chunk) { return writer->Write(ToMessage(std::move(chunk))); });
   writer->WritesDone();
   const grpc::Status status = writer->Finish();
   return {ToStatus(status), Pushback(context)};
 }
 
-Outcome AppendShared(SharedSession& session, const AppendProgress& progress,
-                     Clock::time_point deadline) {
+Outcome AppendShared(SharedSession& session, Clock::time_point deadline, AppendProgress* progress) {
   const SharedSession::Time until = SteadyTime(deadline);
   Outcome outcome;
   std::deque<SharedCallPtr> sent;
@@ -73,7 +72,7 @@ Outcome AppendShared(SharedSession& session, const AppendProgress& progress,
     outcome.status = is_done ? call->status : NoReply();
     if (is_done) outcome.pushback_ms = call->pushback_ms;
   };
-  progress.ForEachChunk([&](const AppendChunk& chunk) {
+  progress->ForEachChunk([&](const AppendChunk& chunk) {
     if (sent.size() >= kChunksInFlight) take_oldest();
     if (!outcome.status.ok()) return false;
     absl::StatusOr<SharedCallPtr> call = session.Send({.kind = shm::Kind::kAppend,
@@ -97,7 +96,8 @@ AppendProgress::AppendProgress(const AppendArgs& args, int64_t chunk_bytes)
     : args_(args),
       row_(args.n == 0 ? 0 : args.k.size() / (args.layers_count * args.n)),
       chunk_tokens_(ChunkTokens(args, row_, chunk_bytes)),
-      next_(args.layers_count, args.pos) {}
+      next_(args.layers_count, args.pos),
+      sent_(args.layers_count, args.pos) {}
 
 bool AppendProgress::done() const {
   return std::all_of(next_.begin(), next_.end(), [&](uint64_t pos) { return pos == end(); });
@@ -106,7 +106,7 @@ bool AppendProgress::done() const {
 bool AppendProgress::Update(const std::vector<uint64_t>& seq_lens) {
   bool moved = false;
   for (size_t i = 0; i < next_.size() && args_.layer + i < seq_lens.size(); ++i) {
-    const uint64_t pos = std::min(std::max(seq_lens[args_.layer + i], args_.pos), end());
+    const uint64_t pos = std::min(std::max(seq_lens[args_.layer + i], args_.pos), sent_[i]);
     moved = moved || pos > next_[i];
     next_[i] = pos;
   }
@@ -132,15 +132,15 @@ AppendChunk AppendProgress::MakeChunk(uint32_t i, uint64_t pos, uint64_t chunk_e
   return chunk;
 }
 
-Outcome TryAppend(Core& core, const AppendProgress& progress, Clock::time_point deadline) {
-  const auto session = core.Shared(SharedSession::RoomFor(progress.chunk_bytes_max()));
+Outcome TryAppend(Core& core, Clock::time_point deadline, AppendProgress* progress) {
+  const auto session = core.Shared(SharedSession::RoomFor(progress->chunk_bytes_max()));
   if (!session.ok()) return {session.status()};
-  return *session != nullptr ? AppendShared(**session, progress, deadline)
-                             : AppendByGrpc(core, progress, deadline);
+  return *session != nullptr ? AppendShared(**session, deadline, progress)
+                             : AppendByGrpc(core, deadline, progress);
 }
 
 Outcome DecodeTry::Run(Core& core, Clock::time_point deadline) {
-  const auto session = core.Shared(SharedSession::RoomFor(DecodeMessageOf(args_, 0)));
+  const auto session = core.Shared(SharedSession::RoomFor(args_));
   if (!session.ok()) return {session.status()};
   return *session != nullptr ? RunShared(**session, deadline) : RunByGrpc(core, deadline);
 }

@@ -3,6 +3,7 @@
 // Threads: one call of the user's each.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -29,25 +30,27 @@ struct AppendChunk {
   absl::Span<const uint16_t> v;
 };
 
-// Where an Append stands: the next position of each of its layers.
+// Where an Append stands: the next position of each of its layers, and how far each was sent.
 class AppendProgress {
  public:
   AppendProgress(const AppendArgs& args, int64_t chunk_bytes);
 
   bool done() const;
   // Takes the server's lengths; true when they are ahead of what was known. Lengths below pos are
-  // not ours to fill: the server's answer to the resent chunk says so.
+  // not ours to fill, and tokens that were never sent are not ours: the server's answer to the
+  // resent chunk says so.
   bool Update(const std::vector<uint64_t>& seq_lens);
 
   // Calls send(chunk) for every chunk that is left, in order, until one is refused.
   template <typename Send>
-  void ForEachChunk(Send send) const {
+  void ForEachChunk(Send send) {
     for (uint64_t begin = 0; begin == 0 || begin < args_.n; begin += chunk_tokens_) {
       const uint64_t chunk_end = args_.pos + std::min(begin + chunk_tokens_, args_.n);
       for (uint32_t i = 0; i < args_.layers_count; ++i) {
         const uint64_t pos = std::max(next_[i], args_.pos + begin);
         if (pos >= chunk_end && args_.n != 0) continue;
         if (!send(MakeChunk(i, pos, chunk_end))) return;
+        sent_[i] = std::max(sent_[i], chunk_end);
       }
     }
   }
@@ -62,9 +65,10 @@ class AppendProgress {
   const uint64_t row_;  // elements of one token in one layer
   const uint64_t chunk_tokens_;
   std::vector<uint64_t> next_;
+  std::vector<uint64_t> sent_;  // the end of each layer's chunks that were handed over
 };
 
-Outcome TryAppend(Core& core, const AppendProgress& progress, Clock::time_point deadline);
+Outcome TryAppend(Core& core, Clock::time_point deadline, AppendProgress* progress);
 
 class DecodeTry {
  public:

@@ -7,6 +7,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "client/cc/convert.h"
+#include "client/cc/core.h"
+#include "client/cc/shared_session.h"
+#include "client/cc/tensor_calls.h"
 #include "tests/client/fake_server.h"
 
 namespace fp8kvd::client {
@@ -46,6 +50,18 @@ TEST(Connect, BadOptionsAreRefused) {
   EXPECT_EQ(Client::Connect({.target = ""}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Client::Connect({.retries_max = -1}).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Connect, ATokenGoesInTheClearToThisMachineAlone) {
+  for (const char* here : {"localhost:1", "127.0.0.1:1", "[::1]:1", "unix:/run/fp8kvd.sock",
+                           "ipv4:127.0.0.1:1", "ipv6:[::1]:1"}) {
+    EXPECT_TRUE(Client::Connect({.target = here, .token = "secret"}).ok()) << here;
+  }
+  for (const char* elsewhere : {"gpu-7:1", "localhost.gpu-7:1", "127.gpu-7:1", "127.0.0.1.gpu-7",
+                                "ipv4:127.0.0.1:1,10.0.0.7:1", "[::1]gpu-7:1"}) {
+    const absl::Status status = Client::Connect({.target = elsewhere, .token = "secret"}).status();
+    EXPECT_THAT(std::string(status.message()), HasSubstr("in the clear")) << elsewhere;
+  }
 }
 
 TEST(Connect, AnUnreachableServerIsNamed) {
@@ -147,6 +163,8 @@ TEST_F(Leases, ManySequencesAreFreedInOneCall) {
   EXPECT_EQ(server_.freed().size(), 5U);
 }
 
+static_assert(LeaseClock::is_steady, "a lease is renewed whatever the time of day is set to");
+
 TEST_F(Leases, ASequenceIsRenewedInTheBackground) {
   server_.ttl_ms = 60;
   auto sequences = client_->CreateSequences({}).value();
@@ -221,11 +239,29 @@ TEST_F(Appends, ABrokenStreamGoesOnFromTheCommittedLength) {
 
 TEST_F(Appends, WhatWasLostBeforeTheAnswerIsNotSentAgain) {
   const std::vector<uint16_t> k = Ramp(8 * kRow);
-  ASSERT_TRUE(client_->Append({.n = 8, .k = k, .v = k}).ok());
-  const size_t chunks = server_.chunks().size();
-  server_.faults = {{Unavailable(), ""}};  // as if that Append's answer had been lost
+  server_.append_answers_lost = 1;
   EXPECT_TRUE(client_->Append({.n = 8, .k = k, .v = k}).ok());
-  EXPECT_EQ(server_.chunks().size(), chunks);
+  EXPECT_EQ(server_.chunks().size(), 2U);
+}
+
+// A put of other bytes must not win in silence: what is there may be somebody else's.
+TEST(Progress, TokensThatWereNeverSentAreNotTakenForOurs) {
+  const std::vector<uint16_t> k = Ramp(8 * kRow);
+  const AppendArgs args{.n = 8, .k = k, .v = k};
+  AppendProgress progress(args, /*chunk_bytes=*/64);
+  progress.ForEachChunk([](const AppendChunk&) { return false; });
+  EXPECT_FALSE(progress.Update({100}));
+  EXPECT_FALSE(progress.done());
+  int sent = 0;
+  progress.ForEachChunk([&sent](const AppendChunk&) { return ++sent == 1; });  // of two chunks
+  EXPECT_TRUE(progress.Update({100}));
+  EXPECT_FALSE(progress.done());
+  progress.ForEachChunk([](const AppendChunk& chunk) {
+    EXPECT_EQ(chunk.head.pos(), 4U);
+    return true;
+  });
+  EXPECT_TRUE(progress.Update({100}));
+  EXPECT_TRUE(progress.done());
 }
 
 TEST_F(Appends, AnErrorOfTheServerEndsIt) {
@@ -241,6 +277,19 @@ TEST_F(Appends, SizesThatDoNotFitTheCountsAreRefusedBeforeAnythingIsSent) {
   EXPECT_EQ(client_->Append({.n = 7, .k = k, .v = {}}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(client_->Append({.layers_count = 0, .n = 7, .k = k, .v = k}).code(),
             absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(server_.calls(), 0);
+}
+
+TEST_F(Appends, CountsWhoseSumOrProductOverflowsAreRefusedBeforeAnythingIsSent) {
+  const std::vector<uint16_t> k = Ramp(kRow);
+  for (const AppendArgs& args : {
+           AppendArgs{.pos = ~uint64_t{0}, .n = 1, .k = k, .v = k},
+           AppendArgs{.layers_count = 1 << 16, .n = uint64_t{1} << 48},
+           AppendArgs{.n = uint64_t{1} << 32, .k = k, .v = k},
+       }) {
+    const absl::Status status = client_->Append(args);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  }
   EXPECT_EQ(server_.calls(), 0);
 }
 
@@ -284,6 +333,33 @@ TEST_F(Decodes, EveryFieldReachesTheServer) {
   EXPECT_EQ(reply.out_bf16, q);
   EXPECT_THAT(reply.lse, ElementsAre(1.0F));
   EXPECT_EQ(reply.batch_items, 3U);
+}
+
+TEST(Room, IsEnoughForTheLargestHead) {
+  constexpr uint64_t kMost = ~uint64_t{0};
+  const std::vector<Handle> handles(
+      1024, {.seq_id = kMost, .generation = ~0U, .incarnation = kMost, .home = ~0U});
+  const std::vector<uint64_t> positions(1024, kMost);
+  const std::vector<uint32_t> q_lens(1024, ~0U);
+  const std::vector<float> sinks(1024, 1.0F);
+  const std::vector<uint16_t> q(64);
+  for (const size_t items : {size_t{1}, size_t{1024}}) {
+    const DecodeArgs args{.model = std::string(128, 'm'),
+                          .layer = ~0U,
+                          .handles = absl::MakeSpan(handles).first(items),
+                          .positions = absl::MakeSpan(positions).first(items),
+                          .q_lens = absl::MakeSpan(q_lens).first(items),
+                          .q = q,
+                          .sink_logits = sinks,
+                          .omit_sinks = true,
+                          .want_lse = true,
+                          .out_type = OutType::kFp32};
+    SharedMessage message = DecodeMessageOf(args, 0);
+    v1::DecodeRequest head = HeadOf(args);
+    head.set_request_id(kMost);
+    message.head = head.SerializeAsString();
+    EXPECT_GE(SharedSession::RoomFor(args), SharedSession::RoomFor(message)) << items;
+  }
 }
 
 TEST_F(Decodes, Fp32OutputIsReadAsFloats) {

@@ -46,6 +46,7 @@ class FakeServer final : public v1::DecodeAttention::Service {
   uint64_t ttl_ms = 60'000;
   std::deque<Fault> faults;            // one for each of the next unary calls
   uint64_t tokens_until_break = ~0U;   // an Append stream commits so many tokens, then breaks, once
+  int append_answers_lost = 0;         // so many Appends commit, and end as if the answer was lost
   int messages_until_break = 1 << 30;  // a decode stream reads so many messages, then breaks, once
   bool replies_backwards = false;      // a decode stream gathers four messages, answers in reverse
   bool decode_stream_refuses = false;
@@ -180,6 +181,7 @@ class FakeServer final : public v1::DecodeAttention::Service {
       }
       tokens_until_break -= n;
     }
+    if (append_answers_lost-- > 0) return {grpc::StatusCode::UNAVAILABLE, "lost on order"};
     return {};
   }
 
