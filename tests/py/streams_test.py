@@ -15,7 +15,7 @@ from client_case import Case, both_flavours, rows
 import fp8kvd
 from fake_daemon import FakeDaemon, Fault
 from flavours import LOOP
-from fp8kvd import aio, errors
+from fp8kvd import _append, aio, errors
 from fp8kvd.v1 import kv_pb2 as kv
 
 
@@ -76,6 +76,19 @@ class Append(Case):
         with self.assertRaises(errors.AlreadyExists):
             self.seq.append(rows(4, 2, 4, seed=9), rows(4, 2, 4), pos=0)
         self.assertEqual(self.seq.seq_len(0), 4)
+
+    def test_tokens_that_were_never_sent_are_not_taken_for_ours(self):
+        """A put of other bytes must not win in silence: what is there may be somebody else's."""
+        plan = _append.Plan("", self.seq.handle, 0, 0, rows(1, 8, 2, 4).view(np.uint16),
+                            rows(1, 8, 2, 4).view(np.uint16), 0, 4 * 32)
+        self.assertFalse(plan.update([100]))
+        chunks = plan.chunks()
+        next(chunks)
+        self.assertTrue(plan.update([100]))
+        self.assertFalse(plan.done)
+        next(chunks)
+        plan.update([100])
+        self.assertTrue(plan.done)
 
     def test_a_restart_under_it_lost_the_sequence(self):
         self.daemon.restart()

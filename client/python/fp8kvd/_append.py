@@ -26,6 +26,7 @@ class Plan:
         self._k, self._v = k, v
         layers, self._n = k.shape[:2]
         self._next = [pos] * layers
+        self._sent = [pos] * layers  # the end of each layer's chunks that were handed over
         token_bytes = max(1, 2 * k[0, :1].nbytes)
         apart = self._n if layers == 1 else _TOKENS_APART_MAX
         self._chunk_tokens = max(1, min(apart, self._n, chunk_bytes // token_bytes))
@@ -64,13 +65,12 @@ class Plan:
     def update(self, seq_lens: Sequence[int]) -> bool:
         """Takes the daemon's committed lengths [layers of the model]; True when there is more.
 
-        A length below the first position is not ours to fill: the answer to the resent chunk says
-        so."""
+        A length below the first position is not ours to fill, and tokens that were never sent are
+        not ours: the answer to the resent chunk says so."""
         before = list(self._next)
-        end = self._pos + self._n
         for index in range(min(len(self._next), len(seq_lens) - self._layer)):
             seq_len = seq_lens[self._layer + index]
-            self._next[index] = max(self._next[index], min(seq_len, end))
+            self._next[index] = max(self._next[index], min(seq_len, self._sent[index]))
         return self._next != before
 
     def chunks(self) -> Iterator[tuple[bytes, int]]:
@@ -88,6 +88,7 @@ class Plan:
                         yield self._chunk(index, index + 1, max(begin, self._next[index]), end)
 
     def _chunk(self, first: int, last: int, begin: int, end: int) -> tuple[bytes, int]:
+        self._sent[first:last] = [max(end, sent) for sent in self._sent[first:last]]
         rows = slice(begin - self._pos, end - self._pos)
         k, v = ([x[index, rows] for index in range(first, last)] for x in (self._k, self._v))
         small = kv_pb2.AppendRequest(
