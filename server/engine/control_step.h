@@ -20,11 +20,12 @@ class ControlStep {
 
   // Fills the request's status and outputs. An error returned is a device fault.
   absl::Status Run(ControlRequest* request, int64_t now_ms);
+  // Puts the pages that a sequence has into its block tables on the device.
+  absl::Status FillTables(cache::SeqIndex seq);
 
  private:
   absl::Status Create(ControlRequest* request, int64_t now_ms);
   absl::Status Fork(ControlRequest* request, int64_t now_ms);
-  absl::Status FillTables(cache::SeqIndex seq);
   void ForEachHandle(ControlRequest* request, int64_t now_ms);
   absl::Status RunOne(ControlRequest* request, size_t i, cache::SeqIndex seq, int64_t now_ms);
   void List(ControlRequest* request, int64_t now_ms);

@@ -384,7 +384,14 @@ void Engine::SetTenants(std::vector<config::TenantOptions> tenants) {
 void Engine::NoteReply(const DecodeRequest& request) { parts_->NoteReply(request); }
 EngineStats Engine::stats() const { return parts_->stats(); }
 const std::vector<ModelSetup>& Engine::models() const { return parts_->setup().models; }
-uint64_t Engine::incarnation() const { return parts_->setup().incarnation; }
+uint64_t Engine::incarnation() const { return parts_->incarnation(); }
+absl::Status Engine::PrepareSnapshots() { return parts_->PrepareSnapshots(); }
+absl::Status Engine::Restore(SnapshotSource* source, SnapshotInfo* info) {
+  return parts_->Restore(source, info);
+}
+absl::Status Engine::Save(SnapshotSink* sink, SnapshotInfo* info) {
+  return parts_->Save(sink, info);
+}
 
 int32_t Engine::AppendSliceTokens(int32_t model, int32_t layer, int32_t layers_count) const {
   const Parts::Setup& setup = parts_->setup();

@@ -26,6 +26,7 @@
 #include "server/engine/clock.h"
 #include "server/engine/messages.h"
 #include "server/engine/model_setup.h"
+#include "server/engine/snapshot.h"
 #include "server/engine/staging.h"
 #include "server/engine/stats.h"
 
@@ -67,6 +68,15 @@ class Engine {
   // From any thread: refuse new work with UNAVAILABLE, finish what was taken, then Run returns.
   void Drain();
 
+  // Sequences that outlive the run (snapshot.h). All three on one thread, with no turn beside them.
+  // Before the rest: takes some kilobytes of the device, so before the daemon is ready.
+  absl::Status PrepareSnapshots();
+  // Before the first Submit: takes over another run's sequences and its incarnation. After an error
+  // the engine is as it was, with none; a device fault is what it always is.
+  absl::Status Restore(SnapshotSource* source, SnapshotInfo* info);
+  // After Run has returned OK. FAILED_PRECONDITION: it has not, or the device failed.
+  absl::Status Save(SnapshotSink* sink, SnapshotInfo* info);
+
   // The slice_tokens of an AppendRequest for these layers: see append_step.h.
   int32_t AppendSliceTokens(int32_t model, int32_t layer, int32_t layers_count) const;
 
@@ -74,7 +84,7 @@ class Engine {
   EngineStats stats() const;
 
   const std::vector<ModelSetup>& models() const;  // as given to Start
-  uint64_t incarnation() const;
+  uint64_t incarnation() const;                   // a restored one from Restore on
 
  private:
   class Parts;

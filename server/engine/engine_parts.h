@@ -1,5 +1,5 @@
-// server/engine/engine_parts.h: what an Engine is made of. For engine.cc (the turn) and
-// engine_start.cc (how it is put together) alone.
+// server/engine/engine_parts.h: what an Engine is made of. For engine.cc (the turn),
+// engine_start.cc (how it is put together) and engine_snapshot.cc alone.
 #pragma once
 
 #include <atomic>
@@ -28,6 +28,7 @@
 #include "server/engine/intake.h"
 #include "server/engine/launches.h"
 #include "server/engine/page_map.h"
+#include "server/engine/snapshot.h"
 #include "server/engine/turn.h"
 
 namespace fp8kvd::engine {
@@ -58,11 +59,16 @@ class Engine::Parts {
   void SetTenants(std::vector<config::TenantOptions> tenants);
   void NoteReply(const DecodeRequest& request);
   EngineStats stats() const;
+  absl::Status PrepareSnapshots();
+  absl::Status Restore(SnapshotSource* source, SnapshotInfo* info);
+  absl::Status Save(SnapshotSink* sink, SnapshotInfo* info);
+  uint64_t incarnation() const { return store_->options().incarnation; }
   Staging& staging() { return *staging_; }
   const Setup& setup() const { return setup_; }
 
  private:
   Parts(Setup setup, PageMap pages, std::unique_ptr<Staging> staging);
+  cache::StoreOptions MakeStoreOptions();
   void MakeSteps(std::unique_ptr<cache::SeqStore> store);
 
   // What a turn left, for who took it.
@@ -107,7 +113,8 @@ class Engine::Parts {
   FreedPages freed_;
   Batcher batcher_;
   Launches launches_;
-  EngineStats stats_;  // Answers publishes it
+  EngineStats stats_;                     // Answers publishes it
+  std::unique_ptr<Snapshots> snapshots_;  // null: none are made or read
   std::unique_ptr<cache::SeqStore> store_;
   std::unique_ptr<AppendRows> append_rows_;
   std::unique_ptr<DecodeStep> decode_step_;

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -16,29 +15,6 @@ constexpr int64_t kBatchKvBytesPerThread = int64_t{8} << 20;
 // Of a GPU's launch where tenants share it: some 0.3 ms at 4 TB/s, which one may have to wait for
 // another's launch.
 constexpr int64_t kBatchKvBytesOfTenants = int64_t{1} << 30;
-
-absl::StatusOr<std::unique_ptr<cache::SeqStore>> MakeStore(
-    const config::CacheOptions& options, const std::vector<ModelSetup>& models,
-    const std::vector<config::TenantOptions>& tenants, uint64_t incarnation,
-    std::function<void(int32_t, int32_t, cache::PageId)> on_page_freed) {
-  cache::StoreOptions store;
-  for (const ModelSetup& model : models) {
-    cache::ModelOptions& out = store.models.emplace_back();
-    for (size_t g = 0; g < model.geometry.groups.size(); ++g) {
-      const LayerGroup& group = model.geometry.groups[g];
-      out.groups.push_back(cache::GroupOptions{
-          .layers = group.layers, .window = group.window, .pages_total = model.group_pages[g]});
-    }
-  }
-  store.tenants = LimitsOf(tenants);
-  store.incarnation = incarnation;
-  store.seqs_max = options.seqs_max;
-  store.seq_len_max = options.seq_len_max;
-  store.reclaim_slack_tokens = options.reclaim_slack_tokens;
-  store.replay_digests_max = options.replay_digests_max;
-  store.on_page_freed = std::move(on_page_freed);
-  return cache::SeqStore::Make(std::move(store));
-}
 
 // Loads the kernels of every shape that the models have.
 absl::Status WarmUp(kernels::Backend* backend, const std::vector<ModelSetup>& models,
@@ -119,12 +95,8 @@ absl::StatusOr<std::unique_ptr<Engine::Parts>> Engine::Parts::Make(Setup setup) 
   std::unique_ptr<Parts> parts(new Parts(std::move(setup), *std::move(pages), *std::move(staging)));
 
   const Setup& ours = parts->setup_;
-  FreedPages* const freed = &parts->freed_;
   absl::StatusOr<std::unique_ptr<cache::SeqStore>> store =
-      MakeStore(ours.cache_options, ours.models, ours.tenants, ours.incarnation,
-                [freed](int32_t model, int32_t group, cache::PageId page_id) {
-                  freed->Add(model, group, page_id);
-                });
+      cache::SeqStore::Make(parts->MakeStoreOptions());
   if (!store.ok()) return store.status();
   if (absl::Status status = WarmUp(ours.backend, ours.models, ours.options.batch_rows_max);
       !status.ok()) {
@@ -134,6 +106,30 @@ absl::StatusOr<std::unique_ptr<Engine::Parts>> Engine::Parts::Make(Setup setup) 
   return parts;
 }
 
+cache::StoreOptions Engine::Parts::MakeStoreOptions() {
+  const config::CacheOptions& options = setup_.cache_options;
+  cache::StoreOptions store;
+  for (const ModelSetup& model : setup_.models) {
+    cache::ModelOptions& out = store.models.emplace_back();
+    for (size_t g = 0; g < model.geometry.groups.size(); ++g) {
+      const LayerGroup& group = model.geometry.groups[g];
+      out.groups.push_back(cache::GroupOptions{
+          .layers = group.layers, .window = group.window, .pages_total = model.group_pages[g]});
+    }
+  }
+  store.tenants = LimitsOf(setup_.tenants);
+  store.incarnation = setup_.incarnation;
+  store.seqs_max = options.seqs_max;
+  store.seq_len_max = options.seq_len_max;
+  store.reclaim_slack_tokens = options.reclaim_slack_tokens;
+  store.replay_digests_max = options.replay_digests_max;
+  store.on_page_freed = [this](int32_t model, int32_t group, cache::PageId page_id) {
+    freed_.Add(model, group, page_id);
+  };
+  return store;
+}
+
+// Once at the start, and once more where a restored store takes the place of the empty one.
 void Engine::Parts::MakeSteps(std::unique_ptr<cache::SeqStore> store) {
   store_ = std::move(store);
   const StepContext context{.options = setup_.options,
