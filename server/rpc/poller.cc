@@ -35,7 +35,7 @@ bool Poller::NextEvent(void** tag, bool* ok) {
   }
   TakePosted();
   for (;;) {
-    if (!alarm_is_set_) {
+    if (!alarm_is_set_ && !is_closing_) {
       is_asleep_.store(true);
       if (posted_.load() != nullptr) {
         alarm_is_set_ = !is_asleep_.exchange(false);
@@ -44,23 +44,39 @@ bool Poller::NextEvent(void** tag, bool* ok) {
       }
     }
     const bool is_open = queue_->Next(tag, ok);
-    if (!alarm_is_set_) alarm_is_set_ = !is_asleep_.exchange(false);
+    if (!alarm_is_set_ && !is_closing_) alarm_is_set_ = !is_asleep_.exchange(false);
     return is_open;
   }
 }
 
 void Poller::Post(Posted* posted) {
+  Push(posted);
+  Wake();
+}
+
+void Poller::Push(Posted* posted) {
   Posted* before = posted_.load(std::memory_order_relaxed);
   do {
     posted->next_ = before;
   } while (!posted_.compare_exchange_weak(before, posted));
+}
+
+void Poller::Wake() {
   if (is_asleep_.exchange(false)) {
     // Long past: gRPC rounds the present up to its next millisecond.
     alarm_.Set(queue_.get(), gpr_inf_past(GPR_CLOCK_MONOTONIC), static_cast<Event*>(this));
   }
 }
 
-void Poller::Ready(bool) { alarm_is_set_ = false; }
+void Poller::Ready(bool) {
+  alarm_is_set_ = false;
+  if (is_closing_) queue_->Shutdown();
+}
+
+void Poller::Close() {
+  is_closing_ = true;
+  if (!alarm_is_set_) queue_->Shutdown();
+}
 
 void Poller::TakePosted() {
   if (posted_.load(std::memory_order_relaxed) == nullptr) return;

@@ -61,11 +61,15 @@ class Poller final : private Event {
 
   grpc::ServerCompletionQueue* queue() { return queue_.get(); }
 
-  // Hands out events until the queue was shut down and is empty.
+  // Hands out events until Close, and those that are on their way then.
   void Run();
 
-  // Nothing may be posted once the queue is shut down.
+  // Nothing may be posted that could come behind Close.
   void Post(Posted* posted);
+
+  // On this thread: shuts the queue down, as soon as no wake-up is on its way. A poster may still
+  // be inside Post, its object taken already: it finds nobody asleep and leaves the queue alone.
+  void Close();
 
   // On this thread: one more, or one less, thing was handed away that soon comes back by Post.
   void Expect(int change) { expected_ += change; }
@@ -73,6 +77,10 @@ class Poller final : private Event {
  private:
   static constexpr int64_t kSpinUs = 15;
 
+  friend class PollerPeer;  // of the test, which stops a poster between Push and Wake
+
+  void Push(Posted* posted);
+  void Wake();
   void Ready(bool ok) override;  // the wake-up
   bool NextEvent(void** tag, bool* ok);
   void TakePosted();
@@ -84,6 +92,7 @@ class Poller final : private Event {
   // is then on its way, or this thread itself.
   std::atomic<bool> is_asleep_{false};
   bool alarm_is_set_ = false;  // as far as this thread knows
+  bool is_closing_ = false;    // never asleep again
   grpc::Alarm alarm_;
 };
 

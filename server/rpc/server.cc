@@ -172,7 +172,7 @@ void Server::Shutdown(std::chrono::milliseconds patience) {
   for (size_t i = 0; i < pollers_.size(); ++i) {
     Errand::Send(pollers_[i].get(), [poller = pollers_[i].get(), sweeper = sweepers_[i].get()] {
       sweeper->Stop();
-      poller->queue()->Shutdown();
+      poller->Close();
     });
   }
   for (std::thread& thread : threads_) thread.join();

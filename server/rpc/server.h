@@ -62,11 +62,11 @@ class Server {
 
   const Planner planner_;
   Parts parts_;
-  HelperThread helper_;
   Services services_;
   class Sweeper;
 
   std::vector<std::unique_ptr<Poller>> pollers_;
+  HelperThread helper_;                                   // ends first: it posts to them
   std::vector<std::unique_ptr<Sweeper>> sweepers_;        // one for each poller
   std::shared_ptr<grpc::ServerCredentials> credentials_;  // gRPC does not hold them
   std::unique_ptr<grpc::Server> server_;

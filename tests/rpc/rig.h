@@ -41,6 +41,7 @@ class GatedBackend final : public FakeBackend {
   void Break() { is_broken_ = true; }
   // Rows of K and V with a value that no device may see.
   int64_t nonfinite_rows() const { return nonfinite_rows_; }
+  int64_t decodes() const { return decodes_; }  // launches handed over so far
   absl::Status Append(const kernels::AppendParams& params) override {
     for (int32_t i = 0; i < params.rows_count; ++i) {
       const kernels::AppendRow& row = params.rows[i];
@@ -52,6 +53,10 @@ class GatedBackend final : public FakeBackend {
     }
     return FakeBackend::Append(params);
   }
+  absl::Status Decode(const kernels::DecodeParams& params) override {
+    ++decodes_;
+    return FakeBackend::Decode(params);
+  }
   absl::StatusOr<bool> Passed(kernels::FenceId fence) override {
     if (is_broken_) return absl::InternalError("the fence broke");
     if (is_closed_) return false;
@@ -61,6 +66,7 @@ class GatedBackend final : public FakeBackend {
  private:
   std::atomic<bool> is_closed_{false};
   std::atomic<bool> is_broken_{false};
+  std::atomic<int64_t> decodes_{0};
   std::atomic<int64_t> nonfinite_rows_{0};
 };
 
