@@ -1,20 +1,24 @@
 // bench/daemon_bench.cc: a load of real clients on a running daemon.
-//   daemon_bench TARGET --clients=N --batch=N --seq_len=N --prompts=N --steps=N
-//                       --transport=grpc|shared_memory
-// Each client is a thread with a connection of its own and `batch` sequences of seq_len tokens. A
-// step decodes every layer of the model, one after the other, each with a token appended, as a
-// serving engine does. The sequences are forks of `prompts` prompts, which are sent once: what they
-// share is the room, not the reading. Prints one JSON object; batch_items_mean is the mean number
-// of items in the launches that served the calls, by call; append_gbps is what one thread sent of
-// the prompts, 4 MiB a call, each answered before the next.
+//   daemon_bench TARGET --clients=N --processes=N --batch=N --in_flight=N --seq_len=N --prompts=N
+//                       --steps=N --append_tokens=N --transport=grpc|shared_memory
+// The clients are threads, spread over `processes`, with a connection each. A client has in_flight
+// groups of `batch` sequences of seq_len tokens. A step of a group decodes every layer of the
+// model, one after the other, each with a token appended, as a serving engine does; its groups
+// overlap. The sequences are forks of `prompts` prompts, which are sent once: what they share is
+// the room, not the reading. Prints one JSON object; batch_items_mean is the mean number of items
+// in the launches that served the calls, by call; append_gbps is what the processes together sent
+// meanwhile of prompts of append_tokens tokens, a layer a call, before the decodes (0: nobody did).
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,133 +39,293 @@ using Clock = std::chrono::steady_clock;
 
 struct Load {
   int64_t clients = 1;
+  int64_t processes = 1;
   int64_t batch = 1;
+  int64_t in_flight = 1;
   int64_t seq_len = 1024;
   int64_t prompts = 1;
   int64_t steps = 50;
+  int64_t append_tokens = 0;
   Transport transport = Transport::kGrpc;
 };
 
+[[noreturn]] void Fail(const std::string& why) {
+  std::fprintf(stderr, "daemon_bench: %s\n", why.c_str());
+  std::_Exit(1);
+}
 template <class T>
 T Must(absl::StatusOr<T> value) {
-  if (value.ok()) return *std::move(value);
-  std::fprintf(stderr, "daemon_bench: %s\n", std::string(value.status().message()).c_str());
-  std::exit(1);  // NOLINT(concurrency-mt-unsafe): nothing of ours runs at exit
+  if (!value.ok()) Fail(std::string(value.status().message()));
+  return *std::move(value);
 }
 void Must(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "daemon_bench: %s\n", std::string(status.message()).c_str());
-  std::exit(1);  // NOLINT(concurrency-mt-unsafe): nothing of ours runs at exit
+  if (!status.ok()) Fail(std::string(status.message()));
+}
+void Must(bool is_right) {
+  if (!is_right) Fail("another of its processes ended");
 }
 
-class Prompts {
+// Between the processes: plain values in order.
+class Pipe {
  public:
-  Prompts(Client& client, const ModelInfo& model, const Load& load) {
-    constexpr int64_t kTokens = 1024;
-    const auto row = static_cast<size_t>(model.kv_heads) * model.head_dim;
-    sequences_ = Must(client.CreateSequences(
-        {.model = model.name, .count = static_cast<uint32_t>(load.prompts), .expected_tokens = 0}));
-    for (size_t i = 0; i < sequences_.size(); ++i) {
-      for (int64_t pos = 0; pos < load.seq_len; pos += kTokens) {
-        const int64_t n = std::min(kTokens, load.seq_len - pos);
-        const auto rows = Rows(n * row, static_cast<uint32_t>(i * 7919 + pos));
-        for (uint32_t layer = 0; layer < model.layers; ++layer) {
-          const Clock::time_point begin = Clock::now();
-          Must(client.Append({.model = model.name,
-                              .handle = sequences_[i].handle(),
-                              .layer = layer,
-                              .pos = static_cast<uint64_t>(pos),
-                              .n = static_cast<size_t>(n),
-                              .k = rows,
-                              .v = rows}));
-          append_s_ += std::chrono::duration<double>(Clock::now() - begin).count();
-          append_bytes_ += 2.0 * 2 * static_cast<double>(rows.size());
-        }
-      }
+  Pipe() { Must(pipe(ends_) == 0); }
+  void Write(const void* bytes, size_t size) const {
+    for (const char* at = static_cast<const char*>(bytes); size > 0;) {
+      const ssize_t some = write(ends_[1], at, size);
+      Must(some > 0);
+      at += some;
+      size -= static_cast<size_t>(some);
     }
   }
-  const Handle& at(int64_t i) const { return sequences_[i % sequences_.size()].handle(); }
-  double append_gbps() const { return append_bytes_ / append_s_ / 1e9; }
+  void Read(void* bytes, size_t size) const {
+    for (char* at = static_cast<char*>(bytes); size > 0;) {
+      const ssize_t some = read(ends_[0], at, size);
+      Must(some > 0);
+      at += some;
+      size -= static_cast<size_t>(some);
+    }
+  }
+  template <typename T>
+  void Put(const T& value) const {
+    Write(&value, sizeof(value));
+  }
+  template <typename T>
+  T Get() const {
+    T value;
+    Read(&value, sizeof(value));
+    return value;
+  }
+  void CloseWriting() { close(ends_[1]); }
+  void CloseReading() { close(ends_[0]); }
 
  private:
-  double append_s_ = 0;
-  double append_bytes_ = 0;
-  std::vector<Sequence> sequences_;
+  int ends_[2];
 };
+
+void AppendLayers(Client& client, const ModelInfo& model, const Handle& handle, int64_t tokens,
+                  uint32_t seed) {
+  constexpr int64_t kTokensMax = 8192;
+  const auto row = static_cast<size_t>(model.kv_heads) * model.head_dim;
+  for (int64_t pos = 0; pos < tokens; pos += kTokensMax) {
+    const int64_t n = std::min(kTokensMax, tokens - pos);
+    const auto rows = Rows(n * row, seed + static_cast<uint32_t>(pos));
+    for (uint32_t layer = 0; layer < model.layers; ++layer) {
+      Must(client.Append({.model = model.name,
+                          .handle = handle,
+                          .layer = layer,
+                          .pos = static_cast<uint64_t>(pos),
+                          .n = static_cast<size_t>(n),
+                          .k = rows,
+                          .v = rows}));
+    }
+  }
+}
 
 struct Times {
   std::vector<double> call_us;
   double items = 0;  // of the launches that served them
 };
 
-void RunClient(const std::string& target, const ModelInfo& model, const Load& load,
-               const Prompts& prompts, int64_t index, const std::atomic<bool>& go, Times* times) {
-  auto client = Must(Client::Connect({.target = target, .transport = load.transport}));
-  std::vector<Sequence> sequences;
-  std::vector<Handle> handles;
-  for (int64_t i = 0; i < load.batch; ++i) {
-    auto forks = Must(client->ForkSequences(prompts.at(index * load.batch + i), {}));
-    handles.push_back(forks[0].handle());
-    sequences.push_back(std::move(forks[0]));
-  }
-  const auto dims = static_cast<size_t>(model.head_dim) * handles.size();
-  const std::vector<uint16_t> q = Rows(dims * model.q_heads, static_cast<uint32_t>(index));
-  const std::vector<uint16_t> kv = Rows(dims * model.kv_heads, static_cast<uint32_t>(index) + 99);
-  auto stream = Must(client->OpenDecodeStream(1));
-  while (!go) std::this_thread::yield();
-  uint64_t id = 0;
-  for (int64_t step = 0; step < load.steps; ++step) {
-    const std::vector<uint64_t> positions(handles.size(),
-                                          static_cast<uint64_t>(load.seq_len + step));
-    for (uint32_t layer = 0; layer < model.layers; ++layer) {
-      const Clock::time_point begin = Clock::now();
-      Must(stream->Send(++id, {.model = model.name,
-                               .layer = layer,
-                               .handles = handles,
-                               .positions = positions,
-                               .q = q,
-                               .k = kv,
-                               .v = kv}));
-      const auto reply = Must(stream->Receive());
-      Must(reply.status);
-      if (!reply.reply.item_errors.empty()) Must(reply.reply.item_errors[0].status);
-      times->call_us.push_back(
-          std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
-      times->items += reply.reply.batch_items;
+// Sequences that are decoded together, one layer after the other.
+class Group {
+ public:
+  Group(Client& client, const ModelInfo& model, const Load& load,
+        const std::vector<Handle>& prompts, int64_t index)
+      : model_(model), load_(load) {
+    for (int64_t i = 0; i < load.batch; ++i) {
+      auto forks =
+          Must(client.ForkSequences(prompts[(index * load.batch + i) % prompts.size()], {}));
+      handles_.push_back(forks[0].handle());
+      sequences_.push_back(std::move(forks[0]));
     }
+    const auto dims = static_cast<size_t>(model.head_dim) * handles_.size();
+    q_ = Rows(dims * model.q_heads, static_cast<uint32_t>(index));
+    kv_ = Rows(dims * model.kv_heads, static_cast<uint32_t>(index) + 99);
+  }
+
+  bool is_over() const { return call_ == load_.steps * model_.layers; }
+  bool is_under_way() const { return is_under_way_; }
+  void Send(fp8kvd::client::DecodeStream& stream, uint64_t id) {
+    positions_.assign(handles_.size(),
+                      static_cast<uint64_t>(load_.seq_len + call_ / model_.layers));
+    begin_ = Clock::now();
+    is_under_way_ = true;
+    Must(stream.Send(id, {.model = model_.name,
+                          .layer = static_cast<uint32_t>(call_ % model_.layers),
+                          .handles = handles_,
+                          .positions = positions_,
+                          .q = q_,
+                          .k = kv_,
+                          .v = kv_}));
+  }
+  void Take(const fp8kvd::client::StreamReply& reply, Times* times) {
+    Must(reply.status);
+    if (!reply.reply.item_errors.empty()) Must(reply.reply.item_errors[0].status);
+    times->call_us.push_back(
+        std::chrono::duration<double, std::micro>(Clock::now() - begin_).count());
+    times->items += reply.reply.batch_items;
+    is_under_way_ = false;
+    ++call_;
+  }
+
+ private:
+  const ModelInfo& model_;
+  const Load& load_;
+  std::vector<Sequence> sequences_;
+  std::vector<Handle> handles_;
+  std::vector<uint64_t> positions_;
+  std::vector<uint16_t> q_, kv_;
+  int64_t call_ = 0;
+  bool is_under_way_ = false;
+  Clock::time_point begin_;
+};
+
+struct Worker {
+  std::unique_ptr<Client> client;
+  std::vector<Group> groups;
+  Times times;
+
+  void Run(const Load& load) {
+    auto stream = Must(client->OpenDecodeStream(static_cast<int32_t>(load.in_flight)));
+    size_t left = groups.size();
+    for (size_t i = 0; i < groups.size(); ++i) groups[i].Send(*stream, i);
+    while (left > 0) {
+      const auto reply = Must(stream->Receive());
+      Group& group = groups[reply.request_id];
+      group.Take(reply, &times);
+      if (group.is_over()) {
+        --left;
+      } else {
+        group.Send(*stream, reply.request_id);
+      }
+    }
+  }
+};
+
+void ForEach(std::vector<Worker>& workers, const std::function<void(Worker&)>& function) {
+  std::vector<std::thread> threads;
+  threads.reserve(workers.size());
+  for (Worker& worker : workers) threads.emplace_back([&] { function(worker); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// One of the processes. It says when it has got somewhere and goes on when it is told.
+void RunProcess(const std::string& target, const Load& load, int64_t index, const Pipe& orders,
+                const Pipe& reports) {
+  const auto handles = orders.Get<int64_t>();
+  std::vector<Handle> prompts(handles);
+  orders.Read(prompts.data(), prompts.size() * sizeof(Handle));
+  std::vector<Worker> workers(load.clients / load.processes);
+  for (Worker& worker : workers) {
+    worker.client = Must(Client::Connect({.target = target, .transport = load.transport}));
+  }
+  const ModelInfo model = Must(workers[0].client->GetServerInfo()).models.front();
+  for (size_t i = 0; i < workers.size(); ++i) {
+    const auto client = index * static_cast<int64_t>(workers.size()) + static_cast<int64_t>(i);
+    for (int64_t group = 0; group < load.in_flight; ++group) {
+      workers[i].groups.emplace_back(*workers[i].client, model, load, prompts,
+                                     client * load.in_flight + group);
+    }
+  }
+  std::vector<Sequence> mine;
+  mine.reserve(workers.size());
+  for (const Worker& worker : workers) {
+    mine.push_back(std::move(
+        Must(worker.client->CreateSequences({.model = model.name, .expected_tokens = 0}))[0]));
+  }
+  reports.Put('r');
+  orders.Get<char>();
+  if (load.append_tokens > 0) {
+    ForEach(workers, [&](Worker& worker) {
+      const auto at = static_cast<size_t>(&worker - workers.data());
+      AppendLayers(*worker.client, model, mine[at].handle(), load.append_tokens,
+                   static_cast<uint32_t>(at));
+    });
+  }
+  mine.clear();
+  reports.Put('a');
+  orders.Get<char>();
+  ForEach(workers, [&](Worker& worker) { worker.Run(load); });
+  reports.Put('d');
+  for (const Worker& worker : workers) {
+    reports.Put(worker.times.items);
+    reports.Put(static_cast<int64_t>(worker.times.call_us.size()));
+    reports.Write(worker.times.call_us.data(), worker.times.call_us.size() * sizeof(double));
   }
 }
 
+struct Process {
+  Pipe orders;
+  Pipe reports;
+  pid_t pid = -1;
+};
+
+// From the order to all reports of having got there.
+double Phase(const std::vector<std::unique_ptr<Process>>& processes) {
+  const Clock::time_point begin = Clock::now();
+  for (const auto& process : processes) process->orders.Put('g');
+  for (const auto& process : processes) process->reports.Get<char>();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 int Run(const std::string& target, const Load& load) {
+  // Before this process touches gRPC: a fork after that is not supported.
+  std::vector<std::unique_ptr<Process>> processes;
+  for (int64_t i = 0; i < load.processes; ++i) {
+    processes.push_back(std::make_unique<Process>());
+    Process& process = *processes.back();
+    process.pid = fork();
+    Must(process.pid >= 0);
+    if (process.pid == 0) {
+      process.orders.CloseWriting();
+      process.reports.CloseReading();
+      RunProcess(target, load, i, process.orders, process.reports);
+      std::_Exit(0);
+    }
+    process.orders.CloseReading();
+    process.reports.CloseWriting();
+  }
   auto client = Must(Client::Connect({.target = target, .transport = load.transport}));
   const ModelInfo model = Must(client->GetServerInfo()).models.front();
-  const Prompts prompts(*client, model, load);
-  std::vector<Times> times(load.clients);
-  std::vector<std::thread> threads;
-  std::atomic<bool> go{false};
-  for (int64_t i = 0; i < load.clients; ++i) {
-    threads.emplace_back([&, i] { RunClient(target, model, load, prompts, i, go, &times[i]); });
+  const auto sequences = Must(client->CreateSequences(
+      {.model = model.name, .count = static_cast<uint32_t>(load.prompts), .expected_tokens = 0}));
+  std::vector<Handle> prompts;
+  for (const Sequence& sequence : sequences) {
+    AppendLayers(*client, model, sequence.handle(), load.seq_len,
+                 static_cast<uint32_t>(prompts.size()) * 7919);
+    prompts.push_back(sequence.handle());
   }
-  std::this_thread::sleep_for(std::chrono::seconds(1));  // until all have their sequences
-  const Clock::time_point begin = Clock::now();
-  go = true;
-  for (std::thread& thread : threads) thread.join();
-  const double wall_s = std::chrono::duration<double>(Clock::now() - begin).count();
+  for (const auto& process : processes) {
+    process->orders.Put(static_cast<int64_t>(prompts.size()));
+    process->orders.Write(prompts.data(), prompts.size() * sizeof(Handle));
+  }
+  for (const auto& process : processes) process->reports.Get<char>();
+  const double append_s = Phase(processes);
+  const double wall_s = Phase(processes);
   std::vector<double> all;
   double items = 0;
-  for (const Times& of_client : times) {
-    all.insert(all.end(), of_client.call_us.begin(), of_client.call_us.end());
-    items += of_client.items;
+  for (const auto& process : processes) {
+    for (int64_t i = 0; i < load.clients / load.processes; ++i) {
+      items += process->reports.Get<double>();
+      std::vector<double> call_us(process->reports.Get<int64_t>());
+      process->reports.Read(call_us.data(), call_us.size() * sizeof(double));
+      all.insert(all.end(), call_us.begin(), call_us.end());
+    }
+    waitpid(process->pid, nullptr, 0);
   }
   std::sort(all.begin(), all.end());
   const auto calls = static_cast<double>(all.size());
+  const double append_bytes = 4.0 * static_cast<double>(load.clients * load.append_tokens) *
+                              model.layers * model.kv_heads * model.head_dim;
   std::printf(
-      "{\"clients\": %lld, \"batch\": %lld, \"seq_len\": %lld, \"layers\": %u, \"calls\": %.0f, "
-      "\"wall_s\": %.3f, \"calls_per_s\": %.1f, \"us_p50\": %.1f, \"us_p99\": %.1f, "
-      "\"batch_items_mean\": %.2f, \"append_gbps\": %.2f, \"transport\": \"%s\"}\n",
-      static_cast<long long>(load.clients), static_cast<long long>(load.batch),
+      "{\"clients\": %lld, \"processes\": %lld, \"batch\": %lld, \"in_flight\": %lld, "
+      "\"seq_len\": %lld, \"layers\": %u, \"calls\": %.0f, \"wall_s\": %.3f, "
+      "\"calls_per_s\": %.1f, \"us_p50\": %.1f, \"us_p99\": %.1f, \"batch_items_mean\": %.2f, "
+      "\"append_gbps\": %.2f, \"transport\": \"%s\"}\n",
+      static_cast<long long>(load.clients), static_cast<long long>(load.processes),
+      static_cast<long long>(load.batch), static_cast<long long>(load.in_flight),
       static_cast<long long>(load.seq_len), model.layers, calls, wall_s, calls / wall_s,
-      all[all.size() / 2], all[all.size() * 99 / 100], items / calls, prompts.append_gbps(),
+      all[all.size() / 2], all[all.size() * 99 / 100], items / calls, append_bytes / append_s / 1e9,
       load.transport == Transport::kGrpc ? "grpc" : "shared_memory");
   return 0;
 }
@@ -174,11 +338,10 @@ int main(int argc, char** argv) {
     const struct {
       const char* name;
       int64_t* value;
-    } flags[] = {{"--clients=", &load.clients},
-                 {"--batch=", &load.batch},
-                 {"--seq_len=", &load.seq_len},
-                 {"--prompts=", &load.prompts},
-                 {"--steps=", &load.steps}};
+    } flags[] = {{"--clients=", &load.clients}, {"--processes=", &load.processes},
+                 {"--batch=", &load.batch},     {"--in_flight=", &load.in_flight},
+                 {"--seq_len=", &load.seq_len}, {"--prompts=", &load.prompts},
+                 {"--steps=", &load.steps},     {"--append_tokens=", &load.append_tokens}};
     const std::string argument = argv[i];
     if (argument == "--transport=shared_memory") load.transport = Transport::kSharedMemory;
     bool is_known = argument == "--transport=shared_memory" || argument == "--transport=grpc";
@@ -190,10 +353,11 @@ int main(int argc, char** argv) {
     }
     if (!is_known) argc = 0;  // the usage
   }
-  if (argc < 2) {
+  if (argc < 2 || load.clients % load.processes != 0) {
     std::fputs(
-        "usage: daemon_bench TARGET [--clients=N] [--batch=N] [--seq_len=N] [--prompts=N] "
-        "[--steps=N] [--transport=grpc|shared_memory]\n",
+        "usage: daemon_bench TARGET [--clients=N] [--processes=N, a divisor of clients] "
+        "[--batch=N] [--in_flight=N] [--seq_len=N] [--prompts=N] [--steps=N] [--append_tokens=N] "
+        "[--transport=grpc|shared_memory]\n",
         stderr);
     return 2;
   }

@@ -17,7 +17,7 @@
 
 namespace fp8kvd::bench {
 
-class NullBackend final : public kernels::Backend {
+class NullBackend : public kernels::Backend {
  public:
   kernels::DeviceInfo Device() const override {
     return kernels::DeviceInfo{
