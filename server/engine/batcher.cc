@@ -56,8 +56,10 @@ void Batcher::Add(Request* request) {
   request->book.prev = line.newest;
   (line.newest == nullptr ? line.oldest : line.newest->book.next) = request;
   line.newest = request;
-  ++(request->kind == Request::Kind::kDecode ? line.decodes : line.others);
+  const bool is_decode = request->kind == Request::Kind::kDecode;
+  ++(is_decode ? line.decodes : line.others);
   ++waiting_;
+  if (!is_decode) ++others_;
 }
 
 void Batcher::Remove(Request* request) {
@@ -67,8 +69,10 @@ void Batcher::Remove(Request* request) {
   (prev == nullptr ? line.oldest : prev->book.next) = next;
   (next == nullptr ? line.newest : next->book.prev) = prev;
   request->book.next = request->book.prev = nullptr;
-  --(request->kind == Request::Kind::kDecode ? line.decodes : line.others);
+  const bool is_decode = request->kind == Request::Kind::kDecode;
+  --(is_decode ? line.decodes : line.others);
   --waiting_;
+  if (!is_decode) --others_;
 }
 
 Request* Batcher::TakeAll() {
@@ -80,7 +84,7 @@ Request* Batcher::TakeAll() {
     }
     line = Line{};
   }
-  waiting_ = 0;
+  waiting_ = others_ = 0;
   return all;
 }
 

@@ -107,6 +107,7 @@ class Batcher {
   void EndRound(absl::Span<const BatchItem> launched);
   Request* TakeAll();  // everything that waits, linked by book.next
   bool empty() const { return waiting_ == 0; }
+  bool has_only_decodes() const { return others_ == 0; }
 
  private:
   // What waits of one tenant, in arrival order.
@@ -141,6 +142,7 @@ class Batcher {
   std::vector<Line> lines_;   // by tenant
   std::vector<Line*> order_;  // those that wait, as the pick looks at them
   int64_t waiting_ = 0;       // requests in all lines
+  int64_t others_ = 0;        // appends and controls among them
   uint64_t rounds_ = 0;
   KeySet blocked_;
   std::vector<uint64_t> last_turn_;  // [seqs_max] when the sequence's append had a slice

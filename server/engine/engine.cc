@@ -26,7 +26,8 @@ int64_t MsOf(TimeUs time) { return time / 1000; }
 
 absl::Status Engine::Parts::Submit(Request* request) {
   if (absl::Status status = admission_.Offer(request); !status.ok()) return status;
-  if (callers_take_turns_) {
+  // Who takes messages in has enough to do: a thread that looks on anyway has the launches, too.
+  if (callers_take_turns_ && !is_looking_on_.load(std::memory_order_relaxed)) {
     TakeTurns();
   } else {
     doorbell_.Ring();
@@ -112,7 +113,7 @@ bool Engine::Parts::RunTurn() {
 }
 
 bool Engine::Parts::Work() {
-  if (!fault_.ok() || launches_.is_full() || batcher_.empty()) return false;
+  if (!fault_.ok() || launches_.is_full() || batcher_.empty() || !CanFillNext()) return false;
   const TimeUs now = setup_.clock->NowUs();
   const Batcher::Pick& pick = batcher_.Look(now);
   bool has_worked = pick.ended != nullptr || pick.controls != nullptr;
@@ -127,7 +128,7 @@ bool Engine::Parts::Work() {
     request = next;
   }
   PoisonFreed();
-  if (MustGather(pick, now)) return has_worked;
+  if (MustGather(pick, now) || !FillsNext(pick)) return has_worked;
   if (!pick.items.empty() && fault_.ok()) {
     has_worked = true;
     if (!LaunchDecode(pick, now)) return true;
@@ -146,6 +147,21 @@ bool Engine::Parts::MustGather(const Batcher::Pick& pick, TimeUs now) const {
   return wait_us > 0 && !pick.items.empty() && !pick.has_passed_over && !admission_.is_refusing() &&
          static_cast<int32_t>(pick.items.size()) < setup_.options.batch_rows_max &&
          now - pick.oldest_arrived < wait_us;
+}
+
+// Behind a launch that runs, a smaller one would start no sooner than when the device is free, and
+// only split what gathers until then: it waits until it is as large. So two launches in flight hide
+// the host's share without halving the batches.
+bool Engine::Parts::FillsNext(const Batcher::Pick& pick) const {
+  return launches_.empty() || pick.items.empty() || pick.has_passed_over ||
+         admission_.is_refusing() || pick.items.size() >= launches_.Newest().items.size();
+}
+
+// False where a look at all that waits would only find too few.
+bool Engine::Parts::CanFillNext() const {
+  if (launches_.empty() || !batcher_.has_only_decodes() || admission_.is_refusing()) return true;
+  const auto waiting_max = static_cast<size_t>(admission_.places_used()) - launches_.rows();
+  return waiting_max >= launches_.Newest().items.size();
 }
 
 // False if something picked was put off: then nothing that was picked behind it may go.
@@ -359,6 +375,7 @@ absl::Status Engine::Parts::Run() {
       continue;
     }
     const bool must_look_on = !end.was_taken && !end.is_idle;
+    is_looking_on_.store(must_look_on, std::memory_order_relaxed);
     if (must_look_on || setup_.clock->NowUs() - worked_at < spin_us) {
       std::this_thread::yield();
       continue;

@@ -84,6 +84,8 @@ class Engine::Parts {
   void TakeTenants();
   bool Work();
   bool MustGather(const Batcher::Pick& pick, TimeUs now) const;
+  bool CanFillNext() const;
+  bool FillsNext(const Batcher::Pick& pick) const;
   bool LaunchDecode(const Batcher::Pick& pick, TimeUs now);
   void LaunchSlice(AppendRequest* append, TimeUs now);
   void RunControl(ControlRequest* request, TimeUs now);
@@ -104,7 +106,8 @@ class Engine::Parts {
   Admission admission_;
   Doorbell doorbell_;
   SharedHistogram reply_us_;
-  std::atomic<bool> is_wanted_{false};  // a caller's turn left work for the engine's thread
+  std::atomic<bool> is_wanted_{false};      // a caller's turn left work for the engine's thread
+  std::atomic<bool> is_looking_on_{false};  // the engine's thread is awake and takes turn on turn
   std::mutex tenants_mutex_;
   std::vector<config::TenantOptions> new_tenants_;  // guarded by tenants_mutex_
   std::atomic<bool> has_new_tenants_{false};

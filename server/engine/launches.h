@@ -18,11 +18,17 @@ class Launches {
   bool empty() const { return count_ == 0; }
   bool is_full() const { return count_ == ring_.size(); }
   int64_t count() const { return static_cast<int64_t>(count_); }
+  size_t rows() const { return rows_; }  // of decodes, in all of them
 
   Launch& Free() { return At(count_); }  // not full: the place of the next launch, to be filled
-  void Push() { ++count_; }              // Free() was launched
-  Launch& Oldest() { return At(0); }     // not empty
+  void Push() {                          // Free() was launched
+    rows_ += At(count_).items.size();
+    ++count_;
+  }
+  Launch& Oldest() { return At(0); }                                                    // not empty
+  const Launch& Newest() const { return ring_[(first_ + count_ - 1) % ring_.size()]; }  // not empty
   void Pop() {
+    rows_ -= At(0).items.size();
     first_ = (first_ + 1) % ring_.size();
     --count_;
   }
@@ -33,6 +39,7 @@ class Launches {
   std::vector<Launch> ring_;
   size_t first_ = 0;
   size_t count_ = 0;
+  size_t rows_ = 0;
 };
 
 }  // namespace fp8kvd::engine

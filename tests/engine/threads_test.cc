@@ -1,11 +1,13 @@
 // Many threads call an engine that runs on its own: counters that hold together, nothing lost.
 // Under thread sanitizer this is what finds a race.
 #include <atomic>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
 
+#include "bench/null_backend.h"
 #include "tests/engine/rig.h"
 
 namespace fp8kvd::testing {
@@ -85,6 +87,58 @@ TEST_P(Threads, ConcurrentCallsAreAllAnsweredAndCounted) {
   EXPECT_EQ(stats.requests_answered_total[0], uint64_t{kThreads} * kSteps);
   EXPECT_EQ(stats.append_tokens_total, uint64_t{kThreads} * kSteps);
   EXPECT_EQ(stats.queue_items, 0);
+}
+
+// A device at work until it is told otherwise, that knows who launches and who looks.
+class WatchedBackend final : public bench::NullBackend {
+ public:
+  absl::Status Decode(const kernels::DecodeParams& /*params*/) override {
+    launchers.push_back(std::this_thread::get_id());
+    return absl::OkStatus();
+  }
+  absl::StatusOr<bool> Passed(kernels::FenceId /*fence*/) override {
+    if (std::this_thread::get_id() != caller_) ++looks_of_others;
+    return is_free.load();
+  }
+
+  std::vector<std::thread::id> launchers;  // its turn's
+  std::atomic<int32_t> looks_of_others{0};
+  std::atomic<bool> is_free{false};
+
+ private:
+  const std::thread::id caller_ = std::this_thread::get_id();
+};
+
+TEST(Callers, LeaveTheLaunchesToAThreadThatLooksOn) {
+  WatchedBackend backend;
+  const engine::SteadyClock clock;
+  const RigOptions options;
+  auto engine = engine::Engine::Start(options.engine, options.cache, {MakeModel(ModelSpec{})},
+                                      /*incarnation=*/7, &backend, &clock);
+  ASSERT_TRUE(engine.ok());
+  ControlCall create(engine->get(), engine::ControlRequest::Op::kCreate);
+  create.request.model = 0;
+  create.request.count = 2;
+  ASSERT_TRUE(create.Submit().ok() && create.done());
+  std::vector<std::unique_ptr<DecodeCall>> calls;
+  std::vector<WaitingDone> done(2);
+  for (size_t i = 0; i < 2; ++i) {
+    calls.push_back(std::make_unique<DecodeCall>(
+        engine->get(), 0, 0, std::vector{Step(create.request.handles[i], 0, 1)}));
+    calls[i]->request.done = &done[i];
+  }
+  ASSERT_TRUE(calls[0]->Submit().ok());
+  std::thread runner([&engine] { EXPECT_TRUE((*engine)->Run().ok()); });
+  // The second look is of a turn that follows one that ended with work in flight.
+  while (backend.looks_of_others < 2) std::this_thread::yield();
+  ASSERT_TRUE(calls[1]->Submit().ok());
+  backend.is_free = true;
+  for (WaitingDone& one : done) one.Wait();
+  (*engine)->Drain();
+  const std::thread::id runner_id = runner.get_id();
+  runner.join();
+  EXPECT_EQ(backend.launchers,
+            (std::vector<std::thread::id>{std::this_thread::get_id(), runner_id}));
 }
 
 // Every Submit that was taken is answered, also the one that slips in beside the drain.

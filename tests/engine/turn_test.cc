@@ -1,4 +1,6 @@
 // Turns of callers: where the device returns at once, who finds the engine idle works for it.
+#include <vector>
+
 #include "gtest/gtest.h"
 
 #include "tests/engine/rig.h"
@@ -52,6 +54,67 @@ TEST(Turn, ACallersTurnTakesOneSliceOfAnUpload) {
   EXPECT_FALSE(upload.done());
   rig.Settle();
   EXPECT_TRUE(upload.done());
+}
+
+std::vector<int32_t> RowsLaunched(const Rig& rig) {
+  std::vector<int32_t> rows;
+  for (const auto& record : rig.backend.RecordsOf(FakeBackend::Record::Kind::kDecode)) {
+    rows.push_back(record.count);
+  }
+  return rows;
+}
+
+TEST(Turn, BehindALaunchThatRunsGoesOneAsLarge) {
+  Rig rig(CallersTakeTurns());
+  const std::vector<cache::SeqHandle> seqs = rig.Create(7);
+  rig.backend.Hold();
+  DecodeCall running(rig.engine, 0, 0, {Step(seqs[0], 0, 1), Step(seqs[1], 0, 1)});
+  ASSERT_TRUE(running.Submit().ok());
+  DecodeCall first(rig.engine, 0, 0, {Step(seqs[2], 0, 1)});
+  ASSERT_TRUE(first.Submit().ok());
+  EXPECT_EQ(RowsLaunched(rig), (std::vector<int32_t>{2}));
+  DecodeCall second(rig.engine, 0, 0, {Step(seqs[3], 0, 1)});
+  ASSERT_TRUE(second.Submit().ok());
+  EXPECT_EQ(RowsLaunched(rig), (std::vector<int32_t>{2, 2}));
+  rig.backend.Release();
+  rig.Settle();
+  EXPECT_TRUE(running.done() && first.done() && second.done());
+}
+
+TEST(Turn, ASmallerLaunchGoesWhenTheDeviceIsFree) {
+  Rig rig(CallersTakeTurns());
+  const std::vector<cache::SeqHandle> seqs = rig.Create(3);
+  rig.backend.Hold();
+  DecodeCall running(rig.engine, 0, 0, {Step(seqs[0], 0, 1), Step(seqs[1], 0, 1)});
+  ASSERT_TRUE(running.Submit().ok());
+  DecodeCall small(rig.engine, 0, 0, {Step(seqs[2], 0, 1)});
+  ASSERT_TRUE(small.Submit().ok());
+  rig.backend.ReleaseOneFence();
+  rig.Settle();
+  EXPECT_TRUE(running.done());
+  EXPECT_EQ(RowsLaunched(rig), (std::vector<int32_t>{2, 1}));
+  rig.backend.Release();
+  rig.Settle();
+  EXPECT_TRUE(small.done());
+}
+
+TEST(Turn, WhatWaitsForCompanyEndsByItsDeadlineWhenAnUploadLooks) {
+  Rig rig(CallersTakeTurns());
+  const std::vector<cache::SeqHandle> seqs = rig.Create(4);
+  rig.backend.Hold();
+  DecodeCall running(rig.engine, 0, 0, {Step(seqs[0], 0, 1), Step(seqs[1], 0, 1)});
+  ASSERT_TRUE(running.Submit().ok());
+  DecodeCall late(rig.engine, 0, 0, {Step(seqs[2], 0, 1)});
+  late.request.deadline = rig.clock.NowUs() + 10;
+  ASSERT_TRUE(late.Submit().ok());
+  rig.clock.AdvanceUs(20);
+  AppendCall upload(rig.engine, 0, 0, 1, seqs[3], 0, std::vector<uint64_t>(16, 5));
+  ASSERT_TRUE(upload.Submit().ok());
+  EXPECT_TRUE(late.done() && absl::IsDeadlineExceeded(late.request.status));
+  EXPECT_EQ(rig.engine->stats().append_slices_total, 1u);  // nothing waits in front of it
+  rig.backend.Release();
+  rig.Settle();
+  EXPECT_TRUE(running.done() && upload.done());
 }
 
 TEST(Turn, ACallerThatDiesWithTheDeviceIsAnswered) {
