@@ -186,7 +186,9 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& response) {
                             .seq_len_max = limits.seq_len_max(),
                             .seqs_max = limits.seqs_max(),
                             .lease_ttl_ms_max = limits.lease_ttl_ms_max()},
-                 .draining = response.draining()};
+                 .draining = response.draining(),
+                 .shm_socket = response.shm_socket(),
+                 .host_id = response.host_id()};
   for (const v1::ModelInfo& model : response.models()) out.models.push_back(FromProto(model));
   return out;
 }

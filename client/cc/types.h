@@ -117,6 +117,8 @@ struct ServerInfo {
   std::vector<ModelInfo> models = {};
   Limits limits = {};
   bool draining = false;
+  std::string shm_socket = {};  // of the same-host transport; empty: it is off
+  std::string host_id = {};     // the boot id of the server's host
 };
 
 struct SequenceInfo {

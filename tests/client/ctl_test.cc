@@ -145,9 +145,12 @@ TEST(Info, PrintsATableForPeopleAndJsonForMachines) {
   const Ran people = Ctl({"info", "--target", server.target()});
   EXPECT_EQ(people.exit_code, kExitOk);
   EXPECT_THAT(people.out, HasSubstr("fp8_kv"));
+  EXPECT_THAT(people.out, HasSubstr("host a-boot-id, shared memory by /run/fake.sock"));
   const Ran machines = Ctl({"info", "--json", "--target", server.target()});
   const auto object = Parsed(machines.out);
   EXPECT_EQ(object.fields().at("version").string_value(), "fake");
+  EXPECT_EQ(object.fields().at("shm_socket").string_value(), "/run/fake.sock");
+  EXPECT_EQ(object.fields().at("host_id").string_value(), "a-boot-id");
   EXPECT_EQ(object.fields().at("limits").struct_value().fields().at("items_max").number_value(), 7);
 }
 

@@ -88,6 +88,8 @@ class FakeServer final : public v1::DecodeAttention::Service {
                              v1::GetServerInfoResponse* response) override {
     if (const grpc::Status s = Begin(context); !s.ok()) return s;
     response->set_version("fake");
+    response->set_shm_socket("/run/fake.sock");
+    response->set_host_id("a-boot-id");
     v1::ModelInfo* model = response->add_models();
     model->set_name("m");
     model->set_kv_heads(2);

@@ -72,6 +72,7 @@ class Sequences(Case):
 
     def test_server_info_names_models_and_misses_unknown_ones_by_name(self):
         info = self.client.server_info()
+        self.assertEqual((info.shm_socket, info.host_id), ("/run/fake.sock", "a-boot-id"))
         self.assertEqual((info.version, info.model().head_dim), ("1.2.3", 4))
         with self.assertRaisesRegex(KeyError, "'big'.*small"):
             info.model("big")

@@ -158,7 +158,8 @@ class FakeDaemon:
         return reply
 
     def _GetServerInfo(self, request, context):
-        return kv.GetServerInfoResponse(version="1.2.3", incarnation=self.incarnation, models=[
+        return kv.GetServerInfoResponse(version="1.2.3", incarnation=self.incarnation,
+                                        shm_socket="/run/fake.sock", host_id="a-boot-id", models=[
             kv.ModelInfo(name="small", layers=3, q_heads=2, kv_heads=2, head_dim=4)])
 
     def _CreateSequences(self, request, context):

@@ -34,7 +34,9 @@ std::string InfoJson(const client::ServerInfo& info) {
   json.BeginObject().Key("version").Text(info.version);
   json.Key("incarnation").Text(absl::StrCat(absl::Hex(info.incarnation)));
   json.Key("device_kind").Text(info.device_kind).Key("device_name").Text(info.device_name);
-  json.Key("draining").Bool(info.draining).Key("models").BeginArray();
+  json.Key("draining").Bool(info.draining);
+  json.Key("shm_socket").Text(info.shm_socket).Key("host_id").Text(info.host_id);
+  json.Key("models").BeginArray();
   for (const client::ModelInfo& model : info.models) {
     json.BeginObject().Key("name").Text(model.name).Key("layers").Count(model.layers);
     json.Key("q_heads").Count(model.q_heads).Key("kv_heads").Count(model.kv_heads);
@@ -51,7 +53,9 @@ std::string InfoJson(const client::ServerInfo& info) {
 void PrintTables(const client::ServerInfo& info, std::ostream& out) {
   out << "fp8kvd " << Printable(info.version) << " on " << Printable(info.device_kind) << " ("
       << Printable(info.device_name) << "), incarnation "
-      << absl::StrCat(absl::Hex(info.incarnation)) << (info.draining ? ", draining\n\n" : "\n\n");
+      << absl::StrCat(absl::Hex(info.incarnation)) << (info.draining ? ", draining\n" : "\n");
+  out << "host " << Printable(info.host_id) << ", shared memory "
+      << (info.shm_socket.empty() ? "off" : "by " + Printable(info.shm_socket)) << "\n\n";
   Table table({"model", "layers", "q/kv heads", "head_dim", "precision", "window", "pages used",
                "of", "pool"});
   for (const client::ModelInfo& model : info.models) {

@@ -92,7 +92,7 @@ def server_info() -> Call[ServerInfo]:
                   for field in dataclasses.fields(Limits)}
         return ServerInfo(reply.version, reply.incarnation, reply.device_kind, reply.device_name,
                           tuple(_model(model) for model in reply.models), Limits(**limits),
-                          reply.draining), ()
+                          reply.draining, reply.shm_socket, reply.host_id), ()
 
     return Call("GetServerInfo", b"", read)
 

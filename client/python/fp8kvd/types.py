@@ -74,6 +74,8 @@ class ServerInfo:
     models: tuple[ModelInfo, ...]
     limits: Limits
     draining: bool
+    shm_socket: str  # of the same-host transport; empty: it is off
+    host_id: str  # the boot id of the daemon's host
 
     def model(self, name: str = "") -> ModelInfo:
         """The model of that name; without a name the only one. KeyError names those there are."""
