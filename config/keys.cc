@@ -146,6 +146,10 @@ constexpr Key<Options> kKeys[] = {
 
     {"drain", "drain_ms_max", [](Options& o) { return &o.drain.drain_ms_max; },
      "time from SIGTERM in which admitted work finishes", "ms", 0, 3600000},
+    {"drain", "snapshot_dir", [](Options& o) { return &o.drain.snapshot_dir; },
+     "folder where sequences are saved after the drain and restored from at the start", "path"},
+    {"drain", "snapshot_ms_max", [](Options& o) { return &o.drain.snapshot_ms_max; },
+     "time after the drain in which they are saved", "ms", 1, 3600000},
 
     {"log", "log_level", [](Options& o) { return &o.log.log_level; },
      "lines below it are not made"},

@@ -220,6 +220,13 @@ struct DrainOptions {
   // From SIGTERM on, admitted work has this long; what is unfinished is then answered UNAVAILABLE
   // and the daemon exits. Keep it under the grace period of whoever sends the SIGKILL.
   int32_t drain_ms_max = 20000;
+  // A folder that is there and ours alone: after the drain all sequences are saved in it, at the
+  // start they are restored from it, so that their handles outlive a planned restart. Takes as many
+  // bytes of disk as pages are in use. Each daemon needs its own. Empty: sequences end with it.
+  std::string snapshot_dir;
+  // Saving has this long after the drain; one that is not finished then is deleted, and its
+  // sequences are lost. It comes on top of drain_ms_max: the SIGKILL must come after both.
+  int32_t snapshot_ms_max = 10000;
 };
 
 enum class LogLevel : uint8_t { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3 };

@@ -9,7 +9,6 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <random>
@@ -28,10 +27,10 @@
 #include "server/calibrate.h"
 #include "server/calibrate_call.h"
 #include "server/device.h"
-#include "server/engine/append_step.h"
 #include "server/engine/engine.h"
 #include "server/housekeeping.h"
 #include "server/live_load.h"
+#include "server/make_catalog.h"
 #include "server/malloc_options.h"
 #include "server/ops/http.h"
 #include "server/ops/log.h"
@@ -44,10 +43,14 @@
 #include "server/rpc/tls.h"
 #include "server/shm/server.h"
 #include "server/signals.h"
+#include "server/snapshot_keeper.h"
 #include "server/version.h"
 
 namespace fp8kvd {
 namespace {
+
+// Beyond snapshot_ms_max: for the last write that waits for a disk, and for the exit.
+constexpr int64_t kLastWritesMs = 5000;
 
 uint64_t RandomIncarnation() {
   std::random_device device;
@@ -88,6 +91,7 @@ struct Parts {
   engine::SteadyClock clock;
   ops::Readiness readiness;
   ops::Metrics metrics;
+  std::unique_ptr<SnapshotKeeper> snapshots;  // null: sequences end with the run
   Device device;
   std::vector<config::ModelPools> pools;
   std::unique_ptr<engine::Engine> engine;
@@ -138,39 +142,8 @@ absl::Status StartEngine(Parts* parts) {
                             RandomIncarnation(), backend, &parts->clock, loaded.options.tenants);
   if (!engine.ok()) return engine.status();
   parts->engine = *std::move(engine);
-  return absl::OkStatus();
-}
-
-void FillCatalog(Parts* parts) {
-  const config::Loaded& loaded = parts->loaded;
-  const kernels::DeviceInfo info = parts->device.backend->Device();
-  translate::Catalog& catalog = parts->catalog;
-  // Empty where the system does not say: then no client asks for it.
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> catalog.host_id;
-  catalog.version = kVersion;
-  catalog.incarnation = parts->engine->incarnation();
-  catalog.device_kind = info.kind;
-  catalog.device_name = info.name;
-  catalog.message_bytes_max = loaded.options.server.message_bytes_max;
-  catalog.slot_bytes_max = parts->engine->staging().slot_bytes_max();
-  catalog.seqs_max = loaded.options.cache.seqs_max;
-  catalog.seq_len_max = loaded.options.cache.seq_len_max;
-  catalog.lease_ttl_ms = loaded.options.cache.lease_ttl_ms;
-  catalog.lease_ttl_ms_max = loaded.options.cache.lease_ttl_ms_max;
-  for (size_t i = 0; i < loaded.models.size(); ++i) {
-    const config::PlannedModel& from = loaded.models[i];
-    translate::CatalogModel model;
-    model.geometry = from.geometry;
-    model.precision_reason = from.decision.reason;
-    for (int32_t layer = 0; layer < from.geometry.layers; ++layer) {
-      model.slice_tokens.push_back(engine::AppendSliceTokens(
-          loaded.options.engine, loaded.options.cache, from.geometry, layer, /*layers_count=*/1));
-    }
-    for (const config::GroupPool& pool : parts->pools[i].groups) {
-      model.group_page_bytes.push_back(pool.page_bytes);
-    }
-    catalog.models.push_back(std::move(model));
-  }
+  if (parts->snapshots == nullptr) return absl::OkStatus();
+  return parts->snapshots->Restore(parts->engine.get());
 }
 
 std::vector<std::string> TenantNames(const config::Options& options) {
@@ -315,9 +288,17 @@ void Drain(std::chrono::milliseconds patience, Parts* parts) {
 }
 
 absl::Status Start(Parts* parts) {
+  if (!parts->loaded.options.drain.snapshot_dir.empty()) {
+    absl::StatusOr<std::unique_ptr<SnapshotKeeper>> snapshots =
+        SnapshotKeeper::Open(parts->loaded.options.drain, &parts->clock);
+    if (!snapshots.ok()) return snapshots.status();
+    parts->snapshots = *std::move(snapshots);
+    parts->metrics.SetSnapshots([parts] { return parts->snapshots->stats(); });
+  }
   absl::Status status = StartEngine(parts);
   if (!status.ok()) return status;
-  FillCatalog(parts);
+  parts->catalog =
+      MakeCatalog(parts->loaded, parts->device.backend->Device(), parts->pools, *parts->engine);
   parts->housekeeping = std::make_unique<Housekeeping>(
       parts->catalog, TenantNames(parts->loaded.options), &parts->readiness, &parts->metrics,
       &parts->clock, [parts] { return parts->engine->stats(); });
@@ -396,6 +377,16 @@ void SetUpProcess(const config::Loaded& loaded) {
   spdlog::info("{}", SetProcessLimits());
 }
 
+// Of a start that failed: for the next one. Whoever reached a door may have changed them.
+void KeepSequences(Parts* parts) {
+  if (parts->snapshots == nullptr) return;
+  if (parts->rpc == nullptr) {
+    parts->snapshots->GiveBack();
+  } else if (!parts->engine_thread->failed()) {
+    parts->snapshots->Save(parts->engine.get());
+  }
+}
+
 // The median of so many decode calls to a daemon of this configuration, over loopback, of one
 // sequence of a few tokens: what a call costs besides attention.
 absl::StatusOr<double> MeasureCallUs(const config::Loaded& loaded) {
@@ -407,6 +398,7 @@ absl::StatusOr<double> MeasureCallUs(const config::Loaded& loaded) {
   server.listen_address = "127.0.0.1:0";
   server.http_address.clear();
   parts.loaded.options.security = {};  // a port of its own, for a moment, on loopback
+  parts.loaded.options.drain.snapshot_dir.clear();
   const absl::Status status = Start(&parts);
   const absl::StatusOr<double> call_us =
       status.ok() ? TimeDecodeCalls(absl::StrCat("127.0.0.1:", parts.rpc->port()))
@@ -476,8 +468,10 @@ int RunDaemon(config::Loaded loaded, const LoadConfig& load_again) {
   if (!started.ok()) {
     spdlog::error("cannot start: {}", std::string(started.message()));
     if (parts.engine_thread != nullptr) Drain(patience, &parts);
+    KeepSequences(&parts);
     return kExitNotStarted;
   }
+  if (parts.snapshots != nullptr) parts.snapshots->Served();
   notifier.Tell("READY=1", "serves");
   const int signal = ServeUntilStopped(signals, notifier, load_again, &parts);
   const bool failed = parts.engine_thread->failed();
@@ -490,7 +484,11 @@ int RunDaemon(config::Loaded loaded, const LoadConfig& load_again) {
     return kExitDeviceFailed;
   }
   LogDrained(parts.engine->stats());
-  return kExitDrained;
+  if (parts.snapshots == nullptr) return kExitDrained;
+  const int64_t allowed_us =
+      (parts.loaded.options.drain.snapshot_ms_max + kLastWritesMs) * int64_t{1000};
+  notifier.Tell(absl::StrCat("EXTEND_TIMEOUT_USEC=", allowed_us), "saves its sequences");
+  return parts.snapshots->Save(parts.engine.get()) ? kExitDrained : kExitNotSaved;
 }
 
 }  // namespace fp8kvd

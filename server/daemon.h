@@ -1,8 +1,9 @@
 // server/daemon.h: builds the parts in order, runs until told to stop or until the device fails,
 // and takes the parts down in reverse.
 //
-// Exit codes: 0 after a drain, 1 could not start (the log says why), 3 the device failed; main's
-//   own is 2, for flags and configurations that it refuses.
+// Exit codes: 0 after a drain, 1 could not start (the log says why), 3 the device failed, 4 after a
+//   drain whose sequences should have been saved and are not; main's own is 2, for flags and
+//   configurations that it refuses.
 // Threads: fixed once ready: this one, the engine's with its workers, pollers, those of shared
 //   memory and its door, one helper, eight for HTTP.
 // Signals: SIGTERM and SIGINT drain; a second one while draining changes nothing. SIGHUP reads the
@@ -19,6 +20,7 @@ inline constexpr int kExitDrained = 0;
 inline constexpr int kExitNotStarted = 1;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitDeviceFailed = 3;
+inline constexpr int kExitNotSaved = 4;
 
 // load_again: reads flags, environment and file once more, for SIGHUP (reload.h).
 int RunDaemon(config::Loaded loaded, const LoadConfig& load_again);

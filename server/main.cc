@@ -30,8 +30,9 @@ int Main(int argc, char** argv) {
     std::fputs(config::HelpText().c_str(), stdout);
     std::printf(
         "\nexit codes: %d drained after SIGTERM or SIGINT, %d could not start, %d wrong flags or\n"
-        "            configuration, %d the device failed\n",
-        kExitDrained, kExitNotStarted, kExitUsage, kExitDeviceFailed);
+        "            configuration, %d the device failed, %d drained, but the sequences were not\n"
+        "            saved in snapshot_dir\n",
+        kExitDrained, kExitNotStarted, kExitUsage, kExitDeviceFailed, kExitNotSaved);
     return 0;
   }
   if (command_line->action == Action::kVersion) {

@@ -17,6 +17,7 @@ class Signals {
     for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set_, signal);
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write
   }
 
   // The next signal, or 0 when none came in time.

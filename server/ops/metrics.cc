@@ -232,6 +232,21 @@ void AddSharedMemory(const SharedMemoryStats& stats, Families* out) {
              stats.ended_for_lies_total);
 }
 
+void AddSnapshots(const SnapshotStats& stats, Families* out) {
+  out->Gauge("fp8kvd_snapshot_restored_seqs", "Sequences that the start restored.",
+             static_cast<double>(stats.restored.seqs));
+  out->Gauge("fp8kvd_snapshot_restored_bytes", "Bytes of their pages.",
+             static_cast<double>(stats.restored.bytes));
+  out->Gauge("fp8kvd_snapshot_restore_seconds", "How long that took.",
+             static_cast<double>(stats.restored.took_us) * kMicro);
+  out->Gauge("fp8kvd_snapshot_refused",
+             "1 if the start found a snapshot that it could not restore.",
+             stats.is_refused ? 1 : 0);
+  out->Gauge("fp8kvd_snapshot_written_bytes",
+             "Bytes saved so far, while the drain saves sequences.",
+             static_cast<double>(stats.written_bytes));
+}
+
 void AddGpu(const GpuReading& gpu, Families* out) {
   out->Gauge("fp8kvd_gpu_memory_bytes", "Memory of the GPU, whoever uses it.",
              static_cast<double>(gpu.memory_bytes_used), {{"state", "used"}});
@@ -277,6 +292,8 @@ void Metrics::SetEngine(MetricLabels labels, std::function<engine::EngineStats()
 void Metrics::SetSharedMemory(std::function<SharedMemoryStats()> stats) {
   shared_memory_ = std::move(stats);
 }
+
+void Metrics::SetSnapshots(std::function<SnapshotStats()> stats) { snapshots_ = std::move(stats); }
 
 CallTotals Metrics::Calls() const {
   CallTotals totals;
@@ -329,6 +346,7 @@ std::string Metrics::Scrape() const {
     if (gpu.ok()) AddGpu(*gpu, &families);
   }
   if (shared_memory_ != nullptr) AddSharedMemory(shared_memory_(), &families);
+  if (snapshots_ != nullptr) AddSnapshots(snapshots_(), &families);
   return families.Text();
 }
 

@@ -65,6 +65,19 @@ struct SharedMemoryStats {
   uint64_t ended_for_lies_total = 0;  // the client broke the contract
 };
 
+// Sequences that outlive a restart.
+struct SnapshotStats {
+  // What this run restored at its start; zero: nothing.
+  struct Restored {
+    int64_t seqs = 0;
+    int64_t bytes = 0;  // of pages
+    int64_t took_us = 0;
+  };
+  Restored restored;
+  bool is_refused = false;    // there was a snapshot, and it could not be restored
+  int64_t written_bytes = 0;  // so far, of the one that is being saved
+};
+
 // One model's served load, as server/live_load.h sees it; nothing served: all 0.
 struct LoadSample {
   double batch = 0;   // sequences in a step
@@ -105,6 +118,9 @@ class Metrics {
   // The same of the same-host transport. Once, at start.
   void SetSharedMemory(std::function<SharedMemoryStats()> stats);
 
+  // The same of snapshots, where there are any. Once, at start.
+  void SetSnapshots(std::function<SnapshotStats()> stats);
+
   // The text of a scrape.
   std::string Scrape() const;
 
@@ -115,6 +131,7 @@ class Metrics {
   std::unique_ptr<Nvml> nvml_;
   std::function<LoadSample(int32_t)> load_;
   std::function<SharedMemoryStats()> shared_memory_;
+  std::function<SnapshotStats()> snapshots_;
 };
 
 }  // namespace fp8kvd::ops

@@ -54,15 +54,21 @@ class DaemonProcess {
     std::string directory = std::filesystem::temp_directory_path() / "fp8kvd_test_XXXXXX";
     directory_ = mkdtemp(directory.data());
     std::ofstream(directory_ / "config.textproto") << config;
+    Start(port, flags);
+  }
+
+  // After its End: another one in the same place.
+  void Start(int port, const std::vector<std::string>& flags = {}) {
     int pipe_fds[2];
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
     std::vector<std::string> words = {BuiltProgram("fp8kvd"),
                                       "--config=" + (directory_ / "config.textproto").string(),
                                       "--device=cpu",
                                       "--http_address=",
-                                      "--shm_socket=" + (directory_ / "shm").string(),
+                                      "--shm_socket=" + shm_socket().string(),
                                       "--listen_address=127.0.0.1:" + std::to_string(port)};
     words.insert(words.end(), flags.begin(), flags.end());
+    port_ = 0;
     pid_ = Spawn(words, pipe_fds[1], directory_ / "log");
     close(pipe_fds[1]);
     // An end without this line means that it did not start.
@@ -90,6 +96,9 @@ class DaemonProcess {
     return {std::istreambuf_iterator<char>(file), {}};
   }
   std::string target() const { return "127.0.0.1:" + std::to_string(port_); }
+
+  // Where clients of this host connect.
+  std::filesystem::path shm_socket() const { return directory_ / "shm"; }
 
   // Sends the signal, waits for the end, gives the exit code (-signal if one ended it).
   int End(int signal) {

@@ -1,6 +1,11 @@
 // Which way tensors go, against the built daemon.
 #include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -118,6 +123,34 @@ TEST(Transport, ManyThreadsShareASession) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(right, 400);
+}
+
+bool HasDaemonsMemory() {
+  std::ifstream maps("/proc/self/maps");
+  return std::string(std::istreambuf_iterator<char>(maps), {}).find("/memfd:fp8kvd") !=
+         std::string::npos;
+}
+
+// A crash leaves nothing that the next start minds, and the memory goes with its last user.
+TEST(Transport, ADaemonKilledInASessionLeavesNeitherSocketNorMemory) {
+  DaemonProcess daemon(kConfig);
+  const int port = daemon.port();
+  auto client = Connect(daemon, Transport::kSharedMemory);
+  ASSERT_TRUE(Step(*client).ok());
+  ASSERT_TRUE(HasDaemonsMemory());
+  EXPECT_EQ(daemon.End(SIGKILL), -SIGKILL);
+  EXPECT_TRUE(std::filesystem::exists(daemon.shm_socket())) << "a dead one removes nothing";
+  client.reset();
+  EXPECT_FALSE(HasDaemonsMemory());
+
+  daemon.Start(port);
+  client = Connect(daemon, Transport::kSharedMemory);
+  EXPECT_TRUE(Step(*client).ok());
+  client.reset();
+  EXPECT_FALSE(HasDaemonsMemory());
+  EXPECT_EQ(daemon.End(SIGTERM), 0) << daemon.Log();
+  EXPECT_FALSE(std::filesystem::exists(daemon.shm_socket()));
+  EXPECT_FALSE(std::filesystem::exists(daemon.shm_socket().string() + ".lock"));
 }
 
 }  // namespace

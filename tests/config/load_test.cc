@@ -157,7 +157,8 @@ TEST(Load, AnUnknownKeyIsRefusedWithItsLineAndASuggestion) {
   EXPECT_THAT(Refusal("models { layer_rules {\n\n windows: 2 } }"),
               HasSubstr("file:3: unknown key windows; did you mean window?"));
   EXPECT_THAT(Refusal("drain { xyzzy: 1 }"),
-              HasSubstr("unknown key xyzzy; known here: drain_ms_max"));
+              HasSubstr("unknown key xyzzy; known here: drain_ms_max, snapshot_dir"
+                        ", snapshot_ms_max"));
 }
 
 TEST(Load, AnUnknownKeyInJsonIsRefusedTheSameWay) {

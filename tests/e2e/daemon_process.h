@@ -109,6 +109,7 @@ struct DaemonSetup {
       "  precision: bf16 expected_seqs: 16 expected_tokens: 1024 }\n"
       "models { name: \"m8\" layers: 2 q_heads: 4 kv_heads: 2 head_dim: 64\n"
       "  precision: fp8_kv expected_seqs: 16 expected_tokens: 1024 }\n";
+  std::vector<std::string> flags = {};  // more of them
 };
 
 // fp8kvd on free ports of the loopback.
@@ -116,14 +117,15 @@ class Daemon {
  public:
   explicit Daemon(const DaemonSetup& setup = {}) {
     std::ofstream(folder_ / "config.textproto") << setup.models;
-    const std::vector<std::string> args = {"--config=" + (folder_ / "config.textproto").string(),
-                                           "--device=" + setup.device,
-                                           "--allow_fp8_kv=true",
-                                           "--listen_address=127.0.0.1:0",
-                                           "--http_address=127.0.0.1:0",
-                                           "--log_format=json",
-                                           "--shm_socket=" + (folder_ / "shm").string(),
-                                           "--port_file=" + (folder_ / "port").string()};
+    std::vector<std::string> args = {"--config=" + (folder_ / "config.textproto").string(),
+                                     "--device=" + setup.device,
+                                     "--allow_fp8_kv=true",
+                                     "--listen_address=127.0.0.1:0",
+                                     "--http_address=127.0.0.1:0",
+                                     "--log_format=json",
+                                     "--shm_socket=" + (folder_ / "shm").string(),
+                                     "--port_file=" + (folder_ / "port").string()};
+    args.insert(args.end(), setup.flags.begin(), setup.flags.end());
     process_ = std::make_unique<Process>(setup.binary, args, folder_ / "log");
     EXPECT_TRUE(WaitUntil([this] {
       return std::filesystem::exists(folder_ / "port") || process_->HasExited();
