@@ -3,7 +3,11 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/any.pb.h"
+#include "google/protobuf/duration.pb.h"
+#include "google/protobuf/unknown_field_set.h"
 
 namespace fp8kvd::client {
 namespace {
@@ -11,6 +15,19 @@ namespace {
 template <typename T>
 void SetBytes(absl::Span<const T> elements, std::string* out) {
   out->assign(reinterpret_cast<const char*>(elements.data()), elements.size() * sizeof(T));
+}
+
+// Values of the fields of this number that have a length, of a message that nobody declares here.
+std::vector<std::string> FieldsWithLength(const std::string& message, int number) {
+  std::vector<std::string> values;
+  google::protobuf::UnknownFieldSet fields;
+  if (!fields.ParseFromString(message)) return values;
+  for (int i = 0; i < fields.field_count(); ++i) {
+    const google::protobuf::UnknownField& field = fields.field(i);
+    const bool has_length = field.type() == google::protobuf::UnknownField::TYPE_LENGTH_DELIMITED;
+    if (field.number() == number && has_length) values.push_back(field.length_delimited());
+  }
+  return values;
 }
 
 absl::Span<const uint8_t> BytesOf(const std::string& field) {
@@ -154,6 +171,27 @@ absl::Status ErrorFromHead(uint32_t code, absl::Span<const uint8_t> head,
   error.set_code(static_cast<int32_t>(code));  // also where the room was too small for words
   if (error.retry_after_ms() > 0) *pushback_ms = error.retry_after_ms();
   return ToStatus(error);
+}
+
+std::optional<int64_t> RetryInfoMs(const std::string& status_details) {
+  // No package that we need declares the two: Status {repeated Any details = 3}, RetryInfo
+  // {Duration retry_delay = 1}.
+  for (const std::string& detail : FieldsWithLength(status_details, 3)) {
+    google::protobuf::Any any;
+    if (!any.ParseFromString(detail)) return std::nullopt;
+    if (!absl::EndsWith(any.type_url(), "/google.rpc.RetryInfo")) continue;
+    for (const std::string& field : FieldsWithLength(any.value(), 1)) {
+      google::protobuf::Duration delay;
+      constexpr int64_t kSecondsMax = 315'576'000'000;  // of a Duration
+      if (!delay.ParseFromString(field) || delay.seconds() < 0 || delay.seconds() > kSecondsMax ||
+          delay.nanos() < 0) {
+        return std::nullopt;
+      }
+      return delay.seconds() * 1000 + (int64_t{delay.nanos()} + 999'999) / 1'000'000;
+    }
+    return 0;
+  }
+  return std::nullopt;
 }
 
 v1::MeasureKvErrorRequest ToProto(uint32_t kv_heads, uint32_t head_dim,

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -34,6 +35,9 @@ absl::StatusOr<DecodeReply> DecodeReplyFromParts(absl::Span<const uint8_t> head,
 // The error that a reply's head holds; pushback_ms: the delay that it asks for, if it does.
 absl::Status ErrorFromHead(uint32_t code, absl::Span<const uint8_t> head,
                            std::optional<int64_t>* pushback_ms);
+// The delay of the google.rpc.RetryInfo in a google.rpc.Status, rounded up; nothing where there is
+// none, or one that cannot be read.
+std::optional<int64_t> RetryInfoMs(const std::string& status_details);
 v1::MeasureKvErrorRequest ToProto(uint32_t kv_heads, uint32_t head_dim,
                                   absl::Span<const uint16_t> k, absl::Span<const uint16_t> v);
 KvError FromProto(const v1::MeasureKvErrorResponse& response);

@@ -57,10 +57,11 @@ std::shared_ptr<grpc::Channel> MakeChannel(const Options& options) {
 
 }  // namespace
 
-std::optional<int64_t> Pushback(const grpc::ClientContext& context) {
+std::optional<int64_t> RetryAdviceMs(const grpc::Status& status,
+                                     const grpc::ClientContext& context) {
   const auto& trailers = context.GetServerTrailingMetadata();
   const auto found = trailers.find("grpc-retry-pushback-ms");
-  if (found == trailers.end()) return std::nullopt;
+  if (found == trailers.end()) return RetryInfoMs(status.error_details());
   int64_t delay_ms = -1;
   const std::string text(found->second.data(), found->second.size());
   return absl::SimpleAtoi(text, &delay_ms) ? delay_ms : -1;
@@ -71,7 +72,7 @@ Retry::Retry(const Options& options, Clock::time_point deadline)
 
 std::optional<milliseconds> Retry::Next(const grpc::Status& status,
                                         const grpc::ClientContext& context) {
-  return Next(ToStatus(status), Pushback(context));
+  return Next(ToStatus(status), RetryAdviceMs(status, context));
 }
 
 std::optional<milliseconds> Retry::Next(const absl::Status& status,

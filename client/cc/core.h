@@ -31,8 +31,10 @@ using Clock = std::chrono::system_clock;  // gRPC's deadlines are on this one
 // A lease ends by the server's clock, whatever the time of day here is set to.
 using LeaseClock = std::chrono::steady_clock;
 
-// The delay that the server asks for. A value that is no number, or negative, forbids a retry.
-std::optional<int64_t> Pushback(const grpc::ClientContext& context);
+// The delay that the server asks for: by the trailer grpc-retry-pushback-ms, where a value that is
+// no number, or negative, forbids a retry; without it, by a RetryInfo in the status's details.
+std::optional<int64_t> RetryAdviceMs(const grpc::Status& status,
+                                     const grpc::ClientContext& context);
 
 // How often, and how long apart, one call is tried. For one call on one thread.
 class Retry {

@@ -57,7 +57,7 @@ Outcome AppendByGrpc(Core& core, Clock::time_point deadline, AppendProgress* pro
       [&](AppendChunk chunk) { return writer->Write(ToMessage(std::move(chunk))); });
   writer->WritesDone();
   const grpc::Status status = writer->Finish();
-  return {ToStatus(status), Pushback(context)};
+  return {ToStatus(status), RetryAdviceMs(status, context)};
 }
 
 Outcome AppendShared(SharedSession& session, Clock::time_point deadline, AppendProgress* progress) {
@@ -163,7 +163,7 @@ Outcome DecodeTry::RunByGrpc(Core& core, Clock::time_point deadline) {
   context.set_deadline(deadline);
   v1::DecodeResponse response;
   const grpc::Status status = core.stub().Decode(&context, *request_, &response);
-  if (!status.ok()) return {ToStatus(status), Pushback(context)};
+  if (!status.ok()) return {ToStatus(status), RetryAdviceMs(status, context)};
   absl::StatusOr<DecodeReply> reply = FromProto(response, args_.out_type);
   if (!reply.ok()) return {reply.status()};
   reply_ = *std::move(reply);

@@ -5,6 +5,8 @@
 #include <numeric>
 
 #include "gmock/gmock.h"
+#include "google/protobuf/any.pb.h"
+#include "google/protobuf/duration.pb.h"
 #include "gtest/gtest.h"
 
 #include "client/cc/convert.h"
@@ -24,6 +26,24 @@ using testing::IsEmpty;
 
 grpc::Status Unavailable() { return {grpc::StatusCode::UNAVAILABLE, "draining"}; }
 grpc::Status Full() { return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no pages"}; }
+
+// With the details as a server writes them: each length is below 128.
+grpc::Status FullWithRetryInfo(int64_t delay_ms) {
+  google::protobuf::Duration delay;
+  delay.set_seconds(delay_ms / 1000);
+  delay.set_nanos(static_cast<int32_t>(delay_ms % 1000 * 1'000'000));
+  const auto field = [](char tag, const std::string& value) {
+    return std::string{tag, static_cast<char>(value.size())} + value;
+  };
+  google::protobuf::Any any;
+  any.set_type_url("type.googleapis.com/google.rpc.RetryInfo");
+  any.set_value(field('\x0a', delay.SerializeAsString()));
+  google::protobuf::Any other;
+  other.set_type_url("type.googleapis.com/google.rpc.DebugInfo");
+  const std::string details =
+      field('\x1a', other.SerializeAsString()) + field('\x1a', any.SerializeAsString());
+  return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no pages", details};
+}
 
 class ClientTest : public testing::Test {
  protected:
@@ -108,6 +128,34 @@ TEST_F(Retries, WaitAsLongAsTheServerAsks) {
   const auto begin = steady_clock::now();
   EXPECT_TRUE(client_->GetServerInfo().ok());
   EXPECT_GE(steady_clock::now() - begin, milliseconds(60));
+}
+
+TEST_F(Retries, WaitAsLongAsRetryInfoAsksWhereThereIsNoPushback) {
+  server_.faults = {{FullWithRetryInfo(60), ""}};
+  const auto begin = steady_clock::now();
+  EXPECT_TRUE(client_->GetServerInfo().ok());
+  EXPECT_GE(steady_clock::now() - begin, milliseconds(60));
+  server_.faults = {{FullWithRetryInfo(3'600'000), ""}};
+  EXPECT_EQ(client_->GetServerInfo().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(server_.calls(), 3);
+}
+
+TEST_F(Retries, PushbackCountsBeforeRetryInfo) {
+  server_.faults = {{FullWithRetryInfo(3'600'000), "1"}};
+  EXPECT_TRUE(client_->GetServerInfo().ok());
+  server_.faults = {{FullWithRetryInfo(1), "-1"}};
+  EXPECT_EQ(client_->GetServerInfo().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(server_.calls(), 3);
+}
+
+TEST_F(Retries, DetailsThatHoldNoRetryInfoAreNoAdvice) {
+  std::string cut = FullWithRetryInfo(1).error_details();
+  cut.pop_back();
+  for (const std::string& details : {cut, std::string("no message"), std::string()}) {
+    server_.faults = {{{grpc::StatusCode::RESOURCE_EXHAUSTED, "no pages", details}, ""}};
+    EXPECT_EQ(client_->GetServerInfo().status().code(), absl::StatusCode::kResourceExhausted);
+  }
+  EXPECT_EQ(server_.calls(), 3);
 }
 
 TEST_F(Retries, AreNotMadeWhenTheWaitWouldPassTheTimeout) {
@@ -262,6 +310,12 @@ TEST(Progress, TokensThatWereNeverSentAreNotTakenForOurs) {
   });
   EXPECT_TRUE(progress.Update({100}));
   EXPECT_TRUE(progress.done());
+}
+
+TEST_F(Appends, WaitAsLongAsRetryInfoAsks) {
+  server_.faults = {{FullWithRetryInfo(1), ""}};
+  const std::vector<uint16_t> k = Ramp(kRow);
+  EXPECT_TRUE(client_->Append({.n = 1, .k = k, .v = k}).ok());
 }
 
 TEST_F(Appends, AnErrorOfTheServerEndsIt) {
