@@ -17,35 +17,6 @@ void AppendRows(const std::vector<uint16_t>& rows, int32_t head_dim, Fp8Rows& to
   to.scales.insert(to.scales.end(), added.scales.begin(), added.scales.end());
 }
 
-struct RowsError {
-  double overall = 0.0;
-  double worst_row = 0.0;
-};
-
-RowsError ErrorOf(const std::vector<uint16_t>& rows, int32_t head_dim) {
-  const Fp8Rows quantized = quantize_fp8_kv(rows, head_dim);
-  RowsError error;
-  double all_error = 0.0;
-  double all_norm = 0.0;
-  for (size_t row = 0; row < quantized.scales.size(); ++row) {
-    const double scale = static_cast<double>(quantized.scales[row]);
-    double row_error = 0.0;
-    double row_norm = 0.0;
-    for (size_t at = row * head_dim; at < (row + 1) * head_dim; ++at) {
-      const double exact = static_cast<double>(Bf16ToFloat(rows[at]));
-      const double stored = static_cast<double>(E4m3Value(quantized.codes[at])) * scale;
-      row_error += (stored - exact) * (stored - exact);
-      row_norm += exact * exact;
-    }
-    if (row_norm > 0.0)
-      error.worst_row = std::max(error.worst_row, std::sqrt(row_error / row_norm));
-    all_error += row_error;
-    all_norm += row_norm;
-  }
-  if (all_norm > 0.0) error.overall = std::sqrt(all_error / all_norm);
-  return error;
-}
-
 }  // namespace
 
 Fp8Rows quantize_fp8_kv(const std::vector<uint16_t>& rows, int32_t head_dim) {
@@ -98,11 +69,33 @@ std::vector<double> fp8_kv_attention(const std::vector<uint16_t>& q, int32_t q_h
   return out;
 }
 
+void RowsErrorSum::Add(const std::vector<uint16_t>& rows) {
+  const Fp8Rows quantized = quantize_fp8_kv(rows, head_dim_);
+  for (size_t row = 0; row < quantized.scales.size(); ++row) {
+    const double scale = static_cast<double>(quantized.scales[row]);
+    double row_error = 0.0;
+    double row_norm = 0.0;
+    for (size_t at = row * head_dim_; at < (row + 1) * head_dim_; ++at) {
+      const double exact = static_cast<double>(Bf16ToFloat(rows[at]));
+      const double stored = static_cast<double>(E4m3Value(quantized.codes[at])) * scale;
+      row_error += (stored - exact) * (stored - exact);
+      row_norm += exact * exact;
+    }
+    if (row_norm > 0.0) worst_row_ = std::max(worst_row_, std::sqrt(row_error / row_norm));
+    error_ += row_error;
+    norm_ += row_norm;
+  }
+}
+
+double RowsErrorSum::overall() const { return norm_ > 0.0 ? std::sqrt(error_ / norm_) : 0.0; }
+
 Fp8KvErrorResult fp8_kv_error(const std::vector<uint16_t>& k, const std::vector<uint16_t>& v,
                               int32_t head_dim) {
-  const RowsError k_error = ErrorOf(k, head_dim);
-  const RowsError v_error = ErrorOf(v, head_dim);
-  return {k_error.overall, v_error.overall, k_error.worst_row, v_error.worst_row};
+  RowsErrorSum k_sum(head_dim);
+  k_sum.Add(k);
+  RowsErrorSum v_sum(head_dim);
+  v_sum.Add(v);
+  return {k_sum.overall(), v_sum.overall(), k_sum.worst_row(), v_sum.worst_row()};
 }
 
 }  // namespace fp8kvd::kernels::reference

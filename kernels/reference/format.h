@@ -48,8 +48,23 @@ std::vector<double> fp8_kv_attention(const std::vector<uint16_t>& q, int32_t q_h
                                      const Fp8KVCache& cache, const std::vector<int32_t>& seq_lens,
                                      float sm_scale);
 
-// What the format costs on given K and V [rows, head_dim] bf16, as relative L2 of
-// (codes * scale - row): of all rows together, and of the worst row.
+// What the format costs on rows that come in parts, as relative L2 of (codes * scale - row): of all
+// rows together, and of the worst row. Without a row other than zeros both are 0.
+class RowsErrorSum {
+ public:
+  explicit RowsErrorSum(int32_t head_dim) : head_dim_(head_dim) {}
+  void Add(const std::vector<uint16_t>& rows);  // [n, head_dim] bf16
+  double overall() const;
+  double worst_row() const { return worst_row_; }
+
+ private:
+  int32_t head_dim_;
+  double error_ = 0.0;  // squared, as is the next
+  double norm_ = 0.0;
+  double worst_row_ = 0.0;
+};
+
+// What the format costs on given K and V [rows, head_dim] bf16.
 struct Fp8KvErrorResult {
   double k = 0.0;
   double v = 0.0;

@@ -10,7 +10,6 @@
 #include "config/cache_share.h"
 #include "config/hf_config.h"
 #include "config/model.h"
-#include "kernels/reference/format.h"
 #include "server/rpc/control_job.h"
 #include "server/translate/requests.h"
 #include "server/translate/rows.h"
@@ -22,6 +21,8 @@ constexpr int32_t kHelperRetryMs = 50;
 constexpr size_t kHfConfigBytesMax = size_t{1} << 20;
 constexpr size_t kPlanBytesMax = kHfConfigBytesMax + 4096;
 constexpr size_t kMeasureBytesMax = size_t{16} << 20;  // a second of the reference's arithmetic
+// Of K and of V each in a turn of the helper thread: some milliseconds of that arithmetic.
+constexpr size_t kPieceBytes = size_t{32} << 10;
 
 template <typename... Parts>
 absl::Status Invalid(const Parts&... parts) {
@@ -48,12 +49,6 @@ absl::StatusOr<config::ModelOptions> ModelToPlan(const Parts& parts,
   return parts.planner->models[*index];
 }
 
-std::vector<uint16_t> ToRows(const std::string& bytes) {
-  std::vector<uint16_t> rows(bytes.size() / sizeof(uint16_t));
-  std::memcpy(rows.data(), bytes.data(), rows.size() * sizeof(uint16_t));
-  return rows;
-}
-
 void SetNumbers(const config::PrecisionDecision& d, v1::PlanPrecisionResponse* response) {
   response->set_precision(translate::FromPrecision(d.precision));
   response->set_reason(d.reason);
@@ -77,20 +72,30 @@ void SetNumbers(const config::PrecisionDecision& d, v1::PlanPrecisionResponse* r
 
 }  // namespace
 
-Job::Next HelperJob::Begin(grpc::ByteBuffer* bytes, const Arrival&) {
+Job::Next HelperJob::Begin(grpc::ByteBuffer* bytes, const Arrival& arrival) {
   retry_after_ms_ = 0;
+  cancelled_.store(false, std::memory_order_relaxed);
   status_ = Read(bytes);
   if (!status_.ok()) return Next::kAnswer;
-  if (parts().helper->Run(this)) return Next::kLater;
+  if (parts().helper->Run(this, arrival.tenant)) return Next::kLater;
   retry_after_ms_ = kHelperRetryMs;
-  status_ = absl::ResourceExhaustedError(absl::StrCat(
-      "as many plans and measurements wait as may (", HelperThread::kTasksMax, "); try again"));
+  status_ = absl::ResourceExhaustedError(
+      absl::StrCat("as many plans and measurements of yours wait as may (",
+                   parts().helper->tasks_per_tenant_max(), "); try again"));
   return Next::kAnswer;
 }
 
-void HelperJob::Execute() {
-  status_ = Compute();
+bool HelperJob::Continue() {
+  absl::StatusOr<bool> has_more = false;
+  if (cancelled_.load(std::memory_order_relaxed)) {
+    has_more = absl::CancelledError("the client ended the call, or its deadline passed");
+  } else {
+    has_more = Compute();
+  }
+  if (has_more.ok() && *has_more) return true;
+  status_ = has_more.status();
   Done();
+  return false;
 }
 
 absl::Status HelperJob::Answer(grpc::ByteBuffer* reply) {
@@ -134,7 +139,13 @@ absl::Status PlanJob::Read(grpc::ByteBuffer* bytes) {
   return absl::OkStatus();
 }
 
-absl::Status PlanJob::Compute() {
+absl::StatusOr<bool> PlanJob::Compute() {
+  absl::Status status = Plan();
+  if (!status.ok()) return status;
+  return false;
+}
+
+absl::Status PlanJob::Plan() {
   absl::StatusOr<config::ModelOptions> model = ModelToPlan(parts(), request_);
   if (!model.ok()) return model.status();
   absl::StatusOr<ModelGeometry> geometry = config::MakeGeometry(*model, Precision::kFp8Kv);
@@ -205,30 +216,42 @@ absl::Status MeasureJob::Read(grpc::ByteBuffer* bytes) {
                    ", they must be equal and a multiple of ", token_bytes, " (", kv_heads,
                    " kv_heads x head_dim ", request_.head_dim(), " x 2 B); send whole tokens");
   }
+  const kernels::reference::RowsErrorSum none(static_cast<int32_t>(request_.head_dim()));
+  rows_ = {{"k", &request_.k(), none}, {"v", &request_.v(), none}};
+  bytes_measured_ = 0;
   return absl::OkStatus();
 }
 
-absl::Status MeasureJob::Compute() {
-  const std::vector<uint16_t> k = ToRows(request_.k());
-  const std::vector<uint16_t> v = ToRows(request_.v());
-  for (const auto& [name, rows] : {std::pair("k", &k), std::pair("v", &v)}) {
-    const std::optional<translate::BadElement> bad = translate::FindBad(*rows);
-    if (bad.has_value()) {
-      return Invalid(
-          name, ": element ", bad->index, " is ", bad->text,
-          ", values must be finite and below 2^28 in size; find where the model makes it");
-    }
+absl::Status MeasureJob::Measure(Rows& rows, size_t bytes) const {
+  std::vector<uint16_t> piece(bytes / sizeof(uint16_t));
+  std::memcpy(piece.data(), rows.bytes->data() + bytes_measured_, bytes);
+  const std::optional<translate::BadElement> bad = translate::FindBad(piece);
+  if (bad.has_value()) {
+    const auto before = static_cast<int64_t>(bytes_measured_ / sizeof(uint16_t));
+    return Invalid(rows.name, ": element ", before + bad->index, " is ", bad->text,
+                   ", values must be finite and below 2^28 in size; find where the model makes it");
   }
-  const auto head_dim = static_cast<int32_t>(request_.head_dim());
-  const kernels::reference::Fp8KvErrorResult error =
-      kernels::reference::fp8_kv_error(k, v, head_dim);
-  response_.Clear();
-  response_.set_k_error(error.k);
-  response_.set_v_error(error.v);
-  response_.set_k_error_worst_row(error.k_worst_row);
-  response_.set_v_error_worst_row(error.v_worst_row);
-  response_.set_tokens(k.size() / (size_t{request_.kv_heads()} * request_.head_dim()));
+  rows.sum.Add(piece);
   return absl::OkStatus();
+}
+
+absl::StatusOr<bool> MeasureJob::Compute() {
+  const size_t row_bytes = request_.head_dim() * sizeof(uint16_t);
+  const size_t bytes =
+      std::min(kPieceBytes / row_bytes * row_bytes, request_.k().size() - bytes_measured_);
+  for (Rows& rows : rows_) {
+    absl::Status status = Measure(rows, bytes);
+    if (!status.ok()) return status;
+  }
+  bytes_measured_ += bytes;
+  if (bytes_measured_ < request_.k().size()) return true;
+  response_.Clear();
+  response_.set_k_error(rows_[0].sum.overall());
+  response_.set_v_error(rows_[1].sum.overall());
+  response_.set_k_error_worst_row(rows_[0].sum.worst_row());
+  response_.set_v_error_worst_row(rows_[1].sum.worst_row());
+  response_.set_tokens(request_.k().size() / (row_bytes * request_.kv_heads()));
+  return false;
 }
 
 }  // namespace fp8kvd::rpc

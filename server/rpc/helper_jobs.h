@@ -1,6 +1,7 @@
 // server/rpc/helper_jobs.h: the rpcs that compute without the engine, on the helper thread.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -8,31 +9,34 @@
 #include "config/calibration.h"
 #include "config/live_load.h"
 #include "fp8kvd/v1/kv.pb.h"
+#include "kernels/reference/format.h"
 #include "server/rpc/helper_thread.h"
 #include "server/rpc/job.h"
 
 namespace fp8kvd::rpc {
 
-// Parses on the poller, computes on the helper thread.
+// Parses on the poller, computes on the helper thread, in pieces.
 class HelperJob : public Job, private HelperThread::Task {
  public:
   using Job::Job;
   Next Begin(grpc::ByteBuffer* bytes, const Arrival& arrival) final;
   absl::Status Answer(grpc::ByteBuffer* reply) final;
+  void Cancel() final { cancelled_.store(true, std::memory_order_relaxed); }
 
  protected:
   // On the poller: the message, checked as far as its size goes.
   virtual absl::Status Read(grpc::ByteBuffer* bytes) = 0;
-  // On the helper thread.
-  virtual absl::Status Compute() = 0;
+  // On the helper thread: a piece of it; true: there is more.
+  virtual absl::StatusOr<bool> Compute() = 0;
   virtual const google::protobuf::Message& response() const = 0;
   // Gives the messages' memory back: the job waits for its next call, and these are the largest.
   virtual void Forget() = 0;
 
  private:
-  void Execute() final;
+  bool Continue() final;
 
   absl::Status status_;
+  std::atomic<bool> cancelled_{false};
 };
 
 // What PlanPrecision plans with: the configuration's models and policy.
@@ -52,10 +56,11 @@ class PlanJob final : public HelperJob {
 
  private:
   absl::Status Read(grpc::ByteBuffer* bytes) override;
-  absl::Status Compute() override;
+  absl::StatusOr<bool> Compute() override;
   const google::protobuf::Message& response() const override { return response_; }
   void Forget() override { v1::PlanPrecisionRequest().Swap(&request_); }
 
+  absl::Status Plan();
   absl::Status SetLive();
 
   v1::PlanPrecisionRequest request_;
@@ -68,12 +73,22 @@ class MeasureJob final : public HelperJob {
 
  private:
   absl::Status Read(grpc::ByteBuffer* bytes) override;
-  absl::Status Compute() override;
+  absl::StatusOr<bool> Compute() override;
   const google::protobuf::Message& response() const override { return response_; }
   void Forget() override { v1::MeasureKvErrorRequest().Swap(&request_); }
 
+  // K or V.
+  struct Rows {
+    const char* name;
+    const std::string* bytes;
+    kernels::reference::RowsErrorSum sum;
+  };
+  absl::Status Measure(Rows& rows, size_t bytes) const;
+
   v1::MeasureKvErrorRequest request_;
   v1::MeasureKvErrorResponse response_;
+  std::vector<Rows> rows_;
+  size_t bytes_measured_ = 0;  // of each
 };
 
 }  // namespace fp8kvd::rpc

@@ -1,45 +1,63 @@
 // server/rpc/helper_thread.h: one thread for what takes milliseconds and touches no sequence
 // (PlanPrecision, MeasureKvError), so that no poller is held up.
 //
-// Promises: every task that Run took is executed, in order, before the destructor returns. At most
-//   kTasksMax wait.
+// Tenants. Each has a line of its own. Lines that wait take turns, and a turn is one piece of the
+//   oldest task of the line: a few milliseconds, however large the task is. So a tenant waits, for
+//   each piece of its own, one of every other tenant at most, whatever those have waiting; and
+//   where several always wait they get alike time. (It is deficit round robin with pieces of
+//   alike cost, so that no deficit need be kept.)
+// Promises: every task that Run took is continued until it is done, before the destructor returns.
+//   Of a tenant at most tasks_per_tenant_max() wait, beside one whose piece is being done.
 // Threads: Run from any.
 #pragma once
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <thread>
+#include <vector>
+
+#include "cache/ids.h"
 
 namespace fp8kvd::rpc {
 
 class HelperThread {
  public:
+  // Of all tenants, shared out; a tenant has two at least, so that one waits while one is computed.
   static constexpr size_t kTasksMax = 16;
+  static constexpr size_t kTasksPerTenantMin = 2;
 
   class Task {
    public:
-    virtual void Execute() = 0;
+    // Does a piece, some milliseconds of work; true: there is more. After false the thread knows
+    // the task no longer.
+    virtual bool Continue() = 0;
 
    protected:
     ~Task() = default;
   };
 
-  HelperThread();
+  explicit HelperThread(int32_t tenants);
   ~HelperThread();
   HelperThread(const HelperThread&) = delete;
   HelperThread& operator=(const HelperThread&) = delete;
 
-  bool Run(Task* task);  // false: as many wait as may
+  bool Run(Task* task, cache::TenantId tenant);  // false: as many of it wait as may
+  size_t tasks_per_tenant_max() const { return tasks_per_tenant_max_; }
 
  private:
   void Loop();
+  size_t NextLine() const;
 
+  const size_t tasks_per_tenant_max_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Task*> tasks_;  // guarded by mutex_
-  bool stop_ = false;        // guarded by mutex_
+  std::vector<std::deque<Task*>> lines_;  // [tenants]; guarded by mutex_, as are the next
+  size_t waiting_ = 0;                    // tasks in all lines
+  size_t last_line_ = 0;                  // whose turn it was
+  bool stop_ = false;
   std::thread thread_;
 };
 

@@ -94,8 +94,8 @@ class Server::Sweeper final : private Event {
   grpc::Alarm alarm_;
 };
 
-Server::Server(Planner planner, ops::Metrics* metrics)
-    : planner_(std::move(planner)), services_(metrics) {}
+Server::Server(Planner planner, int32_t tenants, ops::Metrics* metrics)
+    : planner_(std::move(planner)), helper_(tenants), services_(metrics) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOptions& options,
                                                       const translate::Catalog* catalog,
@@ -103,7 +103,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOption
                                                       const engine::Clock* clock, Planner planner,
                                                       ops::Metrics* metrics, Locks locks,
                                                       shm::TicketBook* tickets) {
-  std::unique_ptr<Server> self(new Server(std::move(planner), metrics));
+  std::unique_ptr<Server> self(new Server(std::move(planner), locks.tenants, metrics));
   Parts& parts = self->parts_;
   parts.catalog = catalog;
   parts.engine = engine;

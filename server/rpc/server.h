@@ -58,7 +58,7 @@ class Server {
   void Shutdown(std::chrono::milliseconds patience);
 
  private:
-  Server(Planner planner, ops::Metrics* metrics);
+  Server(Planner planner, int32_t tenants, ops::Metrics* metrics);
 
   const Planner planner_;
   Parts parts_;

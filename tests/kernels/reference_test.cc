@@ -142,6 +142,19 @@ TEST(Format, ErrorOfNormalRowsIsThatOfThreeMantissaBits) {
   EXPECT_LT(error.k_worst_row, 0x1p-4);
 }
 
+TEST(Format, ErrorOfRowsInPartsIsThatOfAllAtOnce) {
+  cases::Random random(4);
+  std::vector<uint16_t> rows(101 * 64);
+  for (uint16_t& x : rows) x = FloatToBf16(random.Normal());
+  const Fp8KvErrorResult whole = fp8_kv_error(rows, rows, 64);
+  RowsErrorSum parts(64);
+  for (const auto& [begin, end] : {std::pair(0, 1), std::pair(1, 1), std::pair(1, 101)}) {
+    parts.Add({rows.begin() + begin * 64, rows.begin() + end * 64});
+  }
+  EXPECT_EQ(parts.overall(), whole.k);
+  EXPECT_EQ(parts.worst_row(), whole.k_worst_row);
+}
+
 TEST(Cases, EachHasANameOfItsOwnAndAtLeast64PairsUnlessFewAreItsPoint) {
   for (const cases::Set set : {cases::Set::kShort, cases::Set::kFull}) {
     std::set<std::string> names;

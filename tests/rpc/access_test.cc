@@ -1,6 +1,9 @@
 // Who may call what, and what one tenant learns of another: nothing.
 #include <chrono>
+#include <deque>
+#include <future>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -28,10 +31,11 @@ void SetToken(grpc::ClientContext* context, const std::string& token) {
 // A server with tenants "a" and "b".
 class Locked {
  public:
-  Locked() : tokens_(file.Load().value()), rig(Options()) {}
+  Locked() : Locked(ServerRigOptions()) {}
 
-  ServerRigOptions Options() const {
-    ServerRigOptions options;
+  explicit Locked(ServerRigOptions options) : tokens_(file.Load().value()), rig(Lock(options)) {}
+
+  ServerRigOptions Lock(ServerRigOptions options) const {
     options.tenants = {
         {.name = "a", .pages_share_max = 0.5, .seqs_max = 256, .inflight_items_max = 2048},
         {.name = "b", .pages_share_max = 0.5, .seqs_max = 256, .inflight_items_max = 2048}};
@@ -278,6 +282,94 @@ TEST(Tenant, StreamsBeyondItsPartLeaveAnothersAlone) {
     stream->WritesDone();
     EXPECT_TRUE(stream->Finish().ok());
   }
+}
+
+// One call of PlanPrecision, whose answer may take as long as it wants.
+struct PlanCall {
+  PlanCall(const Locked& locked, const std::string& token, const std::string& model) {
+    SetToken(&context, token);
+    request.set_model(model);
+    locked.rig.stub->async()->PlanPrecision(&context, &request, &response, [this](grpc::Status s) {
+      status = std::move(s);
+      is_done.set_value();
+    });
+  }
+  grpc::Status Wait() {
+    is_done.get_future().wait();
+    return status;
+  }
+
+  grpc::ClientContext context;
+  v1::PlanPrecisionRequest request;
+  v1::PlanPrecisionResponse response;
+  grpc::Status status;
+  std::promise<void> is_done;
+};
+
+// Holds the helper thread from the first plan on until it is let go; notes the models planned.
+class HeldHelper {
+ public:
+  ServerRigOptions Options() {
+    ServerRigOptions options;
+    options.models.push_back(ModelSpec{.name = "of_b", .pages = 8});
+    options.server.poller_threads = 1;  // so that calls are taken in their order
+    options.live = [this](int32_t model) {
+      planned.push_back(model);
+      if (planned.size() == 1) {
+        entered_.set_value();
+        let_go_.get_future().wait();
+      }
+      return std::nullopt;
+    };
+    return options;
+  }
+  void WaitUntilHeld() { entered_.get_future().wait(); }
+  void LetGo() { let_go_.set_value(); }
+
+  std::vector<int32_t> planned;  // the helper thread's until all calls are answered
+
+ private:
+  std::promise<void> entered_;
+  std::promise<void> let_go_;
+};
+
+// a has all its places of the helper thread: it is refused, b is not, and b's call is the next.
+TEST(Tenant, PlansBeyondItsPartLeaveAnothersAlone) {
+  constexpr int kPlacesOfA = 8;
+  HeldHelper helper;
+  Locked locked(helper.Options());
+  std::deque<PlanCall> calls;
+  calls.emplace_back(locked, "alpha-token", "m");
+  helper.WaitUntilHeld();
+  for (int i = 0; i < kPlacesOfA; ++i) calls.emplace_back(locked, "alpha-token", "m");
+  ASSERT_TRUE(Eventually([&] { return locked.rig.server->calls_open() == 1 + kPlacesOfA; }));
+  PlanCall refused(locked, "alpha-token", "m");
+  EXPECT_EQ(refused.Wait().error_code(), StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.status.error_message(), HasSubstr("of yours wait as may (8)"));
+  EXPECT_THAT(refused.status.error_details(), HasSubstr("google.rpc.RetryInfo"));
+  EXPECT_EQ(refused.context.GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 1U);
+  calls.emplace_back(locked, "beta-token", "of_b");
+  ASSERT_TRUE(Eventually([&] { return locked.rig.server->calls_open() == 2 + kPlacesOfA; }));
+  // On the one poller: once this is answered, b's call has its place.
+  EXPECT_TRUE(locked.Call("/fp8kvd.v1.DecodeAttention/GetServerInfo", "beta-token").ok());
+  helper.LetGo();
+  for (PlanCall& call : calls) EXPECT_TRUE(call.Wait().ok()) << call.status.error_message();
+  ASSERT_EQ(helper.planned.size(), calls.size());
+  EXPECT_EQ(helper.planned[1], 1) << "a's calls went before b's";
+}
+
+TEST(Tenant, APlanWhoseClientHasGoneIsFinished) {
+  HeldHelper helper;
+  Locked locked(helper.Options());
+  PlanCall first(locked, "alpha-token", "m");
+  helper.WaitUntilHeld();
+  PlanCall other(locked, "alpha-token", "m");
+  ASSERT_TRUE(Eventually([&] { return locked.rig.server->calls_open() == 2; }));
+  other.context.TryCancel();
+  EXPECT_EQ(other.Wait().error_code(), StatusCode::CANCELLED);
+  helper.LetGo();
+  EXPECT_TRUE(first.Wait().ok());
+  EXPECT_TRUE(Eventually([&] { return locked.rig.server->calls_open() == 0; }));
 }
 
 }  // namespace

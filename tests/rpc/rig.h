@@ -8,8 +8,10 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -96,6 +98,8 @@ struct ServerRigOptions {
   std::vector<ModelSpec> models;
   std::vector<config::TenantOptions> tenants;  // empty: one that nobody is told from
   rpc::Locks locks;
+  // On the helper thread, when somebody plans with a model; nothing: no live load.
+  std::function<std::optional<config::LiveVerdict>(int32_t model)> live;
 };
 
 class ServerRig {
@@ -119,6 +123,7 @@ class ServerRig {
       model.head_dim = 128;
       planner.models.push_back(model);
     }
+    if (options_.live) planner.live = options_.live;
     const bool has_shm = !options_.shared_memory.shm_socket.empty();
     if (has_shm) {
       shm = std::make_unique<shm::Server>(options_.shared_memory, &catalog, engine.get(), &clock_,
