@@ -1,11 +1,14 @@
-# `cpack -G DEB` in the build folder makes fp8kvd_VERSION_ARCH.deb: both programs, the systemd unit,
-# the example configuration and the operator's documents. apt finds the libraries that it names.
+# `cpack -G DEB` in the build folder makes fp8kvd_VERSION_ARCH.deb: both programs, the systemd unit
+# and its user, the example configuration and the operator's documents. apt finds the libraries that
+# it names.
 if(NOT FP8KVD_SERVER)
   return()
 endif()
 set(doc share/doc/fp8kvd)
 install(TARGETS fp8kvd fp8kvctl RUNTIME DESTINATION bin COMPONENT fp8kvd)
 install(FILES deploy/fp8kvd.service DESTINATION /lib/systemd/system COMPONENT fp8kvd)
+install(FILES deploy/debian/fp8kvd.sysusers DESTINATION lib/sysusers.d RENAME fp8kvd.conf
+  COMPONENT fp8kvd)
 install(FILES deploy/example.textproto DESTINATION /etc/fp8kvd RENAME fp8kvd.textproto
   COMPONENT fp8kvd)
 install(FILES docs/operations.md docs/semantics.md DESTINATION ${doc} COMPONENT fp8kvd)

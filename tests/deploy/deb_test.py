@@ -39,6 +39,7 @@ class Package(unittest.TestCase):
             "DEBIAN/conffiles", "DEBIAN/control", "DEBIAN/md5sums", "DEBIAN/postinst",
             "DEBIAN/postrm", "DEBIAN/prerm", "etc/fp8kvd/fp8kvd.textproto",
             "lib/systemd/system/fp8kvd.service", "usr/bin/fp8kvctl", "usr/bin/fp8kvd",
+            "usr/lib/sysusers.d/fp8kvd.conf",
             "usr/share/doc/fp8kvd/operations.md", "usr/share/doc/fp8kvd/semantics.md",
             "usr/share/doc/fp8kvd/examples/alerts.yaml",
             "usr/share/doc/fp8kvd/examples/fp8kvd.json"})
@@ -56,6 +57,19 @@ class Package(unittest.TestCase):
         (started,) = re.findall(r"^ExecStart=(\S+) --config=(\S+)$", unit, re.MULTILINE)
         for path in started:
             self.assertTrue((self.root / path.lstrip("/")).is_file(), path)
+
+    def test_it_makes_the_user_that_its_unit_names(self):
+        unit = (self.root / "lib/systemd/system/fp8kvd.service").read_text()
+        users = self.root / "usr/lib/sysusers.d/fp8kvd.conf"
+        with tempfile.TemporaryDirectory(prefix="fp8kvd_users_") as root:
+            (pathlib.Path(root) / "etc").mkdir()
+            status, said = run(need("systemd-sysusers"), f"--root={root}", users)
+            self.assertEqual(status, 0, said)
+            for file, key in (("passwd", "User"), ("group", "Group")):
+                names = {line.split(":")[0]
+                         for line in pathlib.Path(root, "etc", file).read_text().splitlines()}
+                (name,) = re.findall(f"^{key}=(.*)$", unit, re.MULTILINE)
+                self.assertIn(name, names)
 
     def test_its_daemon_takes_its_configuration(self):
         status, said = run(self.root / "usr/bin/fp8kvd", "--check_config",

@@ -32,7 +32,15 @@ EVERYTHING = {
     "priorityClassName": "high", "extraArgs": ["--poller_threads=4"],
     "extraVolumes": [{"name": "more", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+    "sharedMemory": {"enabled": True, "group": 2000},
+    "extraContainers": [{"name": "engine", "image": "registry.example/engine:1", "volumeMounts": [
+        {"name": "shm-socket", "mountPath": "/run/fp8kvd"}]}],
 }
+TENANTS = {"config": {
+    "security": {"tls_cert_file": "/etc/tls/tls.crt", "tls_key_file": "/etc/tls/tls.key",
+                 "tokens_file": "/etc/tokens/tokens"},
+    "tenants": [{"name": "a"}, {"name": "b", "items_per_s_max": 1000}],
+    "shared_memory": {"shm_threads": 4}}}
 NOTHING = {"gpu": {"enabled": False}, "networkPolicy": {"enabled": False},
            "podDisruptionBudget": {"enabled": False}, "replicas": 0}
 
@@ -51,8 +59,7 @@ def pod(objects):
 
 
 def container(objects):
-    (only,) = pod(objects)["containers"]
-    return only
+    return pod(objects)["containers"][0]
 
 
 class Chart(unittest.TestCase):
@@ -139,8 +146,23 @@ class Pod(unittest.TestCase):
         self.assertNotEqual(annotations({})["checksum/config"], annotations(
             {"config": {"policy": {"allow_fp8_kv": True}}})["checksum/config"])
 
+    def test_an_engine_in_the_pod_may_share_memory(self):
+        objects = render(EVERYTHING)
+        (volume,) = [v for v in pod(objects)["volumes"] if v["name"] == "shm-socket"]
+        self.assertEqual(volume["emptyDir"]["medium"], "Memory")
+        self.assertEqual(pod(objects)["securityContext"]["fsGroup"], 2000)
+        self.assertIn("--shm_group_access=true", container(objects)["args"])
+        (socket,) = [word for word in container(objects)["args"] if "shm_socket=" in word]
+        for found in pod(objects)["containers"]:
+            (mount,) = [m for m in found["volumeMounts"] if m["name"] == "shm-socket"]
+            self.assertTrue(socket.startswith(f"--shm_socket={mount['mountPath']}/"), socket)
+        objects = render()
+        self.assertIn("--shm_enabled=false", container(objects)["args"])
+        self.assertNotIn("fsGroup", pod(objects)["securityContext"])
+        self.assertEqual(len(pod(objects)["containers"]), 1)
+
     def test_the_daemon_takes_the_configuration_and_the_flags(self):
-        for values in ({}, EVERYTHING):
+        for values in ({}, EVERYTHING, TENANTS):
             objects = render(values)
             with tempfile.TemporaryDirectory() as folder:
                 path = pathlib.Path(folder, "fp8kvd.json")
@@ -168,6 +190,8 @@ class Values(unittest.TestCase):
                             ({"config": {"models": []}}, "models"),
                             ({"config": {"server": {"listen_address": ":1"}}}, "server"),
                             ({"config": {"engine": {"device": "cpu"}}}, "engine"),
+                            ({"config": {"tenants": [{"seqs_max": 1}]}}, "tenants"),
+                            ({"config": {"shared_memory": {"shm_socket": "/a"}}}, "shared_memory"),
                             ({"extraArgs": ["poller_threads=4"]}, "extraArgs"),
                             ({"terminationGracePeriodSeconds": 5}, "terminationGrace")):
             with self.assertRaises(helm.HelmError) as raised:

@@ -3,8 +3,10 @@ one, a crash, limits."""
 
 import os
 import pathlib
+import re
 import resource
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,8 +20,23 @@ import grpc
 
 import tools
 from daemon_process import BIN, DaemonProcess
-from harness import CONFIG, Daemon, TestCase, kv
+from harness import CONFIG, Daemon, TestCase, kv, kv_grpc
 from tools import get, need, run, wait_until
+
+
+# What a client does on the unix socket, with nothing of ours (proto/fp8kvd/v1/shared_memory.h).
+OPEN_SESSION = """
+import mmap, socket, struct, sys
+door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+try:
+    door.connect(sys.argv[1])
+except PermissionError:
+    sys.exit(print("kept out"))
+door.send(struct.pack("<II64sQ", 0x4D485346, 1, sys.argv[2].encode(), 1 << 20))
+welcome, (memory,), *_ = socket.recv_fds(door, 1024, 1)
+mmap.mmap(memory, struct.unpack_from("<Q", welcome, 8)[0]).write(b"x")
+print("session")
+"""
 
 
 class Manager:
@@ -71,6 +88,29 @@ class Life(unittest.TestCase):
 
     def wait_for(self, text):
         wait_until(lambda: text in self.log(), f'"{text}" in the log')
+
+    @unittest.skipIf(os.geteuid() != 0, "needs root, to be other users")
+    def test_the_units_group_shares_memory_and_others_are_kept_out(self):
+        """The runtime folder, the socket and the settings are those that the unit has; a client of
+        another user opens a session if that user is in the group."""
+        group, stranger = 54321, 54322
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="fp8kvd_life_", dir="/run"))
+        self.addCleanup(shutil.rmtree, folder)
+        os.chown(folder, 0, group)
+        folder.chmod(int(Unit.setting("RuntimeDirectoryMode"), 8))
+        self.start(group=group, environment={
+            "RUNTIME_DIRECTORY": str(folder),
+            **dict(word.split("=", 1) for word in Unit.settings("Environment"))})
+        (port,) = re.findall(r"is ready on 127\.0\.0\.1:(\d+)", self.log())
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = kv_grpc.DecodeAttentionStub(channel)
+            for groups, wanted in (([group], "session\n"), ([], "kept out\n")):
+                ticket = stub.OpenSharedMemory(kv.OpenSharedMemoryRequest())
+                self.assertEqual(pathlib.Path(ticket.unix_socket).parent, folder)
+                self.assertEqual(
+                    run("/usr/bin/python3", "-I", "-c", OPEN_SESSION, ticket.unix_socket,
+                        ticket.ticket, user=stranger, group=stranger, extra_groups=groups),
+                    (0, wanted))
 
     def test_systemd_hears_of_every_change_and_that_it_is_alive(self):
         for address in (str(self.folder / "notify"), f"\0fp8kvd-test-{os.getpid()}"):
@@ -223,6 +263,15 @@ class Unit(unittest.TestCase):
     """The systemd unit, by systemd's own checks; and the package that brings it."""
 
     TEXT = (tools.DEPLOY / "fp8kvd.service").read_text()
+
+    @classmethod
+    def settings(cls, name):
+        return re.findall(f"^{name}=(.*)$", cls.TEXT, re.MULTILINE)
+
+    @classmethod
+    def setting(cls, name):
+        (only,) = cls.settings(name)
+        return only
 
     def in_root(self):
         """A root directory for systemd-analyze with the unit and what it starts."""
