@@ -14,6 +14,10 @@ namespace {
 
 constexpr int32_t kSlotWaitMs = 2;  // about a slice of another stream
 
+gpr_timespec In(int32_t ms) {
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(ms, GPR_TIMESPAN));
+}
+
 }  // namespace
 
 AppendCall::AppendCall(MethodSlot* slot)
@@ -21,7 +25,8 @@ AppendCall::AppendCall(MethodSlot* slot)
       works_{AppendWork(slot->parts, slot->poller, this),
              AppendWork(slot->parts, slot->poller, this)},
       on_read_(this, &AppendCall::OnRead),
-      on_slot_alarm_(this, &AppendCall::OnSlotAlarm) {}
+      on_slot_alarm_(this, &AppendCall::OnSlotAlarm),
+      on_last_reads_alarm_(this, &AppendCall::OnLastReadsAlarm) {}
 
 void AppendCall::Request(Event* arrived) {
   reader_.emplace(&context());
@@ -75,9 +80,7 @@ void AppendCall::PrepareChunk() {
   const absl::Status status = work->Prepare(&message_, tenant());
   if (absl::IsResourceExhausted(status)) {
     waiting_for_slot_ = true;
-    const gpr_timespec wait = gpr_time_from_millis(kSlotWaitMs, GPR_TIMESPAN);
-    slot_alarm_.Set(slot().poller->queue(), gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), wait),
-                    static_cast<Event*>(&on_slot_alarm_));
+    slot_alarm_.Set(slot().poller->queue(), In(kSlotWaitMs), static_cast<Event*>(&on_slot_alarm_));
     return;
   }
   if (!status.ok()) {
@@ -141,9 +144,33 @@ void AppendCall::Fail(const absl::Status& status, int32_t retry_after_ms) {
   FinishIfOver();
 }
 
+void AppendCall::OnLastReadsAlarm(bool) {
+  has_last_reads_ = false;
+  are_last_reads_over_ = true;
+  FinishIfOver();
+  RetireIfOver();
+}
+
+// After a failure: whether the client's rest is still awaited.
+bool AppendCall::ReadsOn() {
+  if (read_all_ || are_last_reads_over_ || cancelled() || parts().draining) return false;
+  if (!has_last_reads_) {
+    has_last_reads_ = true;
+    last_reads_alarm_.Set(slot().poller->queue(), In(kLastReadsMs),
+                          static_cast<Event*>(&on_last_reads_alarm_));
+  }
+  if (!reading_) {
+    reading_ = true;
+    reader_->Read(&message_, &on_read_);
+  }
+  return true;
+}
+
 void AppendCall::FinishIfOver() {
   if (finishing() || running_ != nullptr || waiting_for_slot_) return;
   if (!failure_.ok()) {
+    if (ReadsOn()) return;
+    if (has_last_reads_) last_reads_alarm_.Cancel();
     FinishWith(failure_, failure_retry_after_ms_);
     return;
   }
@@ -160,6 +187,7 @@ void AppendCall::FinishWith(const absl::Status& status, int32_t retry_after_ms) 
 
 void AppendCall::Reset() {
   read_all_ = false;
+  are_last_reads_over_ = false;
   failure_ = absl::OkStatus();
   failure_retry_after_ms_ = 0;
   message_.Clear();

@@ -3,7 +3,9 @@
 //
 // Promises: never more than two chunks in slots and one message unread. When no slot is free it
 //   waits for one without reading on (a deadline or a cancel ends that). A stream that breaks gives
-//   back its slots; what it committed stays.
+//   back its slots; what it committed stays. A stream that fails is read on, and what comes is
+//   dropped, until its client has sent all, kLastReadsMs at most: an answer before that makes gRPC
+//   reset the stream behind it, for which some proxies (HAProxy 2.6) drop the answer.
 // Threads: its poller's.
 #pragma once
 
@@ -25,6 +27,7 @@ class AppendCall final : public Call, private WorkOwner {
  public:
   // (sequence, layer) pairs that one stream may name: its reply lists them all.
   static constexpr size_t kPlacesMax = size_t{1} << 16;
+  static constexpr int32_t kLastReadsMs = 500;
 
   explicit AppendCall(MethodSlot* slot);
 
@@ -36,16 +39,20 @@ class AppendCall final : public Call, private WorkOwner {
   void OnDrain() override;
   void FinishWith(const absl::Status& status, int32_t retry_after_ms) override;
   void Reset() override;
-  bool IsBusy() const override { return reading_ || waiting_for_slot_ || running_ != nullptr; }
+  bool IsBusy() const override {
+    return reading_ || waiting_for_slot_ || has_last_reads_ || running_ != nullptr;
+  }
   Call* Another() const override { return new AppendCall(&slot()); }
 
   void OnRead(bool ok);
   void OnSlotAlarm(bool ok);
+  void OnLastReadsAlarm(bool ok);
   void ReadMore();
   void PrepareChunk();
   void RunNext();
   void Note(const engine::AppendRequest& request);
   void Fail(const absl::Status& status, int32_t retry_after_ms);
+  bool ReadsOn();
   void FinishIfOver();
 
   std::array<AppendWork, 2> works_;
@@ -54,6 +61,8 @@ class AppendCall final : public Call, private WorkOwner {
   bool reading_ = false;
   bool waiting_for_slot_ = false;  // message_ is read and found no slot
   bool read_all_ = false;
+  bool has_last_reads_ = false;  // their alarm is to come
+  bool are_last_reads_over_ = false;
   absl::Status failure_;
   int32_t failure_retry_after_ms_ = 0;
   grpc::ByteBuffer message_;
@@ -71,8 +80,10 @@ class AppendCall final : public Call, private WorkOwner {
   std::optional<grpc::ServerAsyncReader<grpc::ByteBuffer, grpc::ByteBuffer>> reader_;
   grpc::ByteBuffer reply_;
   grpc::Alarm slot_alarm_;
+  grpc::Alarm last_reads_alarm_;
   MemberEvent<AppendCall> on_read_;
   MemberEvent<AppendCall> on_slot_alarm_;
+  MemberEvent<AppendCall> on_last_reads_alarm_;
 };
 
 }  // namespace fp8kvd::rpc

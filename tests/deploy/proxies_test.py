@@ -1,7 +1,6 @@
 """The end-to-end suite of tests/e2e_py through the proxies that people put in front: HAProxy and
 nginx, with the configurations of deploy/proxy but for ports and logs."""
 
-import itertools
 import pathlib
 import socket
 import sys
@@ -49,36 +48,6 @@ def listens(port):
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-class PatientStub:
-    """A stub that sends an Append again when it was cut. HAProxy 2.6 may cut a client's stream that
-    the server answers before its end, in place of passing the answer on; nothing was committed
-    twice by sending it again, as docs/semantics.md says, and our clients do it too."""
-
-    CUTS_MAX = 50
-
-    def __init__(self, stub):
-        self._stub = stub
-
-    def __getattr__(self, name):
-        return getattr(self._stub, name)
-
-    def Append(self, chunks, **options):  # noqa: N802  the rpc's name
-        sent = []
-
-        def kept():
-            for chunk in chunks:
-                sent.append(chunk)
-                yield chunk
-
-        for _ in range(self.CUTS_MAX):
-            try:
-                return self._stub.Append(itertools.chain(list(sent), kept()), **options)
-            except grpc.RpcError as error:
-                if "RST_STREAM" not in error.details():
-                    raise
-        raise RuntimeError(f"an Append was cut {self.CUTS_MAX} times")
-
-
 class ProxiedDaemon(harness.Daemon):
     """A daemon whose channel goes through the proxy of `configuration`."""
 
@@ -98,7 +67,7 @@ class ProxiedDaemon(harness.Daemon):
         self.channel = grpc.insecure_channel(
             self.address, options=[("grpc.max_receive_message_length", -1),
                                    ("grpc.max_send_message_length", -1)])
-        self.stub = PatientStub(harness.kv_grpc.DecodeAttentionStub(self.channel))
+        self.stub = harness.kv_grpc.DecodeAttentionStub(self.channel)
         try:
             wait_until(self.is_reached, "the daemon behind the proxy")
         except BaseException:

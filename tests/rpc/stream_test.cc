@@ -317,6 +317,38 @@ TEST(Append, TheFirstBadChunkEndsTheStreamAndLaterOnesDoNothing) {
   EXPECT_THAT(SeqLens(rig, handle), ::testing::ElementsAre(10, 0));
 }
 
+// Its end is waited for, since proxies drop an answer before it; but not for ever.
+TEST(Append, AFailureIsToldToAClientThatSendsNoEnd) {
+  ServerRig rig;
+  const v1::Handle handle = rig.Create(1)[0];
+  grpc::ClientContext context;
+  v1::AppendResponse response;
+  const auto writer = rig.stub->Append(&context, &response);
+  ASSERT_TRUE(writer->Write(rig.Chunk(handle, 11, Ids(10, 11), 0)));
+  EXPECT_EQ(writer->Finish().error_code(), StatusCode::OUT_OF_RANGE);
+}
+
+// Nor does a client that goes then leave anything behind, nor one that is there when the server
+// drains.
+TEST(Append, AFailedStreamMayBeCancelledOrDrained) {
+  ServerRig rig;
+  const v1::Handle handle = rig.Create(1)[0];
+  for (const bool drains : {false, true}) {
+    grpc::ClientContext context;
+    v1::AppendResponse response;
+    const auto writer = rig.stub->Append(&context, &response);
+    ASSERT_TRUE(writer->Write(rig.Chunk(handle, 11, Ids(10, 11), 0)));
+    ASSERT_TRUE(Eventually([&] { return rig.server->calls_open() == 1; }));
+    if (drains) {
+      rig.Stop();
+    } else {
+      context.TryCancel();
+    }
+    EXPECT_FALSE(writer->Finish().ok());
+    ASSERT_TRUE(Eventually([&] { return rig.server->calls_open() == 0; }));
+  }
+}
+
 TEST(Append, SeveralLayersInOneChunkAndSeveralSequencesInOneStream) {
   ServerRig rig;
   const std::vector<v1::Handle> handles = rig.Create(2);
