@@ -29,6 +29,7 @@ EVERYTHING = {
     "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
         {"topologyKey": "kubernetes.io/hostname",
          "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "fp8kvd"}}}]}},
+    "snapshot": {"enabled": True, "size": "80Gi", "storageClassName": "fast", "seconds": 30},
     "priorityClassName": "high", "extraArgs": ["--poller_threads=4"],
     "extraVolumes": [{"name": "more", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
@@ -131,6 +132,23 @@ class Pod(unittest.TestCase):
                              ["sleep", str(pre_stop)])
         with self.assertRaisesRegex(helm.HelmRenderError, "must exceed preStopSeconds"):
             render({"terminationGracePeriodSeconds": 15, "preStopSeconds": 10})
+
+    def test_a_snapshot_has_a_volume_and_time_of_its_own(self):
+        self.assertNotIn("volumeClaimTemplates", render()["StatefulSet"]["spec"])
+        self.assertNotIn("snapshot", " ".join(container(render())["args"]))
+        objects = render({"snapshot": {"enabled": True, "seconds": 30}})
+        args = container(objects)["args"]
+        self.assertIn("--snapshot_ms_max=30000", args)
+        self.assertIn("--drain_ms_max=20000", args)  # 60 s - 5 - 5 - 30
+        (claim,) = objects["StatefulSet"]["spec"]["volumeClaimTemplates"]
+        self.assertEqual(claim["spec"]["resources"]["requests"]["storage"], "100Gi")
+        (mount,) = [found for found in container(objects)["volumeMounts"]
+                    if found["name"] == claim["metadata"]["name"]]
+        self.assertIn(f"--snapshot_dir={mount['mountPath']}", args)
+        self.assertEqual(pod(objects)["securityContext"]["fsGroup"],
+                         pod(objects)["securityContext"]["runAsGroup"])
+        with self.assertRaisesRegex(helm.HelmRenderError, "and snapshot.seconds"):
+            render({"snapshot": {"enabled": True, "seconds": 50}})
 
     def test_a_gpu_is_asked_for_only_where_one_serves(self):
         objects = render()

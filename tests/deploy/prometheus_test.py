@@ -59,7 +59,10 @@ class WithHttp(TestCase):
     @classmethod
     def setUpClass(cls):
         cls.http_port = tools.free_port()
-        cls.daemon = Daemon(cls.config, http_address=f"127.0.0.1:{cls.http_port}")
+        snapshots = tempfile.TemporaryDirectory(prefix="fp8kvd_snapshots_")
+        cls.addClassCleanup(snapshots.cleanup)
+        cls.daemon = Daemon(cls.config, [f"--snapshot_dir={snapshots.name}"],
+                            http_address=f"127.0.0.1:{cls.http_port}")
         cls.stub = cls.daemon.stub
         info = cls.stub.GetServerInfo(kv.GetServerInfoRequest())
         cls.models = {model.name: model for model in info.models}

@@ -22,11 +22,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- .Values.serviceAccount.name | default (include "fp8kvd.name" .) -}}
 {{- end -}}
 
-{{/* The drain must end before SIGKILL: 5 s are left for the last writes and for the exit. */}}
+{{/* Drain and snapshot must end before SIGKILL: 5 s are left for the last writes and for the exit. */}}
 {{- define "fp8kvd.drainMs" -}}
-{{- $left := sub (int .Values.terminationGracePeriodSeconds) (add (int .Values.preStopSeconds) 5) -}}
+{{- $saving := ternary (int .Values.snapshot.seconds) 0 .Values.snapshot.enabled -}}
+{{- $left := sub (int .Values.terminationGracePeriodSeconds) (add (int .Values.preStopSeconds) $saving 5) -}}
 {{- if lt $left 1 -}}
-{{- fail "terminationGracePeriodSeconds must exceed preStopSeconds by more than 5: the drain has the rest" -}}
+{{- fail "terminationGracePeriodSeconds must exceed preStopSeconds and snapshot.seconds by more than 5: the drain has the rest" -}}
 {{- end -}}
 {{- mul $left 1000 -}}
 {{- end -}}
