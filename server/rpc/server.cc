@@ -95,7 +95,7 @@ class Server::Sweeper final : private Event {
 };
 
 Server::Server(Planner planner, int32_t tenants, ops::Metrics* metrics)
-    : planner_(std::move(planner)), helper_(tenants), services_(metrics) {}
+    : planner_(std::move(planner)), services_(metrics), helper_(tenants) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOptions& options,
                                                       const translate::Catalog* catalog,
