@@ -3,8 +3,8 @@
 
     bench/daemon_gpu.py --bin=build/release/bin --out=docs/measurements/daemon_h200.json
 
-Runs on the GPU node alone, standard library only, in some five minutes. --prefix is put before every
-program that is not static, for a node without our libraries ("lib/ld-linux-x86-64.so.2
+Runs on the GPU node alone, standard library only, in some five minutes. --prefix is put before
+every program that is not static, for a node without our libraries ("lib/ld-linux-x86-64.so.2
 --library-path lib"). --rehearse runs all that needs no GPU in a tenth of the size: fp8kvd_timed
 stands for the daemon, a daemon on the CPU answers the captures; its figures mean nothing.
   step     fp8kv_step_bench: a step through the backend alone

@@ -1,6 +1,5 @@
 #include "server/housekeeping.h"
 
-#include <chrono>
 #include <cstddef>
 #include <utility>
 
@@ -8,15 +7,10 @@
 
 #include "config/cache_share.h"
 #include "config/layer_list.h"
+#include "server/unix_ms.h"
 
 namespace fp8kvd {
 namespace {
-
-int64_t UnixMs() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
 
 ops::StatusFacts FactsOf(const translate::Catalog& catalog, std::vector<std::string> tenants) {
   ops::StatusFacts facts{.version = catalog.version,

@@ -1,21 +1,15 @@
 #include "server/snapshot_keeper.h"
 
-#include <chrono>
 #include <string>
 #include <utility>
 
 #include "spdlog/spdlog.h"
 
+#include "server/unix_ms.h"
 #include "server/version.h"
 
 namespace fp8kvd {
 namespace {
-
-int64_t UnixMs() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
 
 std::string Text(const absl::Status& status) { return std::string(status.message()); }
 

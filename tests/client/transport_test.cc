@@ -125,6 +125,40 @@ TEST(Transport, ManyThreadsShareASession) {
   EXPECT_EQ(right, 400);
 }
 
+// One client, one handle, two runs of the daemon: it calls again and knows nothing of it.
+TEST(Transport, AClientGoesOnOverAPlannedRestart) {
+  for (const Transport transport : {Transport::kGrpc, Transport::kSharedMemory}) {
+    std::string folder = std::filesystem::temp_directory_path() / "fp8kvd_snapshots_XXXXXX";
+    ASSERT_NE(mkdtemp(folder.data()), nullptr);
+    const std::string flag = "--snapshot_dir=" + folder;
+    DaemonProcess daemon(kConfig, 0, {flag});
+    const int port = daemon.port();
+    const auto client = Client::Connect({.target = daemon.target(),
+                                         .timeout_ms = 20'000,
+                                         .retries_max = 20,
+                                         .backoff_ms_min = 20,
+                                         .transport = transport})
+                            .value();
+    const std::vector<Sequence> seqs = client->CreateSequences({}).value();
+    const Handle handle = seqs[0].handle();
+    const std::vector<uint16_t> q(kQRow, 0x3F80);
+    const std::vector<uint16_t> k(kKvRow, 0x3F80);
+    const auto step = [&](uint64_t pos, uint16_t value) {
+      const std::vector<uint16_t> v(kKvRow, value);
+      const auto reply =
+          client->Decode({.handles = {&handle, 1}, .positions = {&pos, 1}, .q = q, .k = k, .v = v});
+      EXPECT_TRUE(reply.ok() && reply->item_errors.empty()) << reply.status();
+      return reply.ok() && !reply->out_bf16.empty() ? reply->out_bf16[0] : uint16_t{0};
+    };
+    EXPECT_EQ(step(0, 0x4000), 0x4000);  // 2.0
+    EXPECT_EQ(daemon.End(SIGTERM), 0) << daemon.Log();
+    daemon.Start(port, {flag});
+    EXPECT_EQ(step(0, 0x4000), 0x4000) << "a retry";
+    EXPECT_EQ(step(1, 0x4080), 0x4040) << "2.0 and 4.0 make 3.0";
+    std::filesystem::remove_all(folder);
+  }
+}
+
 bool HasDaemonsMemory() {
   std::ifstream maps("/proc/self/maps");
   return std::string(std::istreambuf_iterator<char>(maps), {}).find("/memfd:fp8kvd") !=

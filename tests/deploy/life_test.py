@@ -127,6 +127,20 @@ class Life(unittest.TestCase):
             self.assertEqual(process.wait(tools.WAIT_S), 0)
             manager.socket.close()
 
+    def test_systemd_is_asked_for_the_time_that_a_snapshot_takes(self):
+        manager = Manager(str(self.folder / "notify"))
+        (self.folder / "snapshots").mkdir()
+        process = self.start(
+            CONFIG + f'drain {{ snapshot_dir: "{self.folder}/snapshots" snapshot_ms_max: 7000 }}',
+            environment={"NOTIFY_SOCKET": str(self.folder / "notify")})
+        self.assertEqual(manager.next(), "READY=1\nSTATUS=serves")
+        process.send_signal(signal.SIGTERM)
+        self.assertTrue(manager.next().startswith("STOPPING=1\n"))
+        self.assertEqual(manager.next(),
+                         "EXTEND_TIMEOUT_USEC=12000000\nSTATUS=saves its sequences")
+        self.assertEqual(process.wait(tools.WAIT_S), 0)
+        manager.socket.close()
+
     def test_sighup_takes_over_the_log_level_and_names_what_needs_a_restart(self):
         process = self.start()
         self.config.write_text(CONFIG + "log { log_level: warning }\nengine { cpu_threads: 1 }\n")
