@@ -196,7 +196,7 @@ def shared_memory(programs, args, out, log):
     out["busy"], out["append"] = [], []
     for threads in (2, 4, 8):
         with bench.daemon(f"--shm_threads={threads}") as target:
-            for processes, groups in ((1, 3), (2, 3), (4, 2)):
+            for processes, groups in ((1, 3), (2, 3), (4, 2), (8, 1)):
                 out["busy"].append({
                     "shm_threads": threads,
                     **bench.load(target, clients=processes, processes=processes, batch=128,
