@@ -1,5 +1,6 @@
 #include "client/cc/convert.h"
 
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -41,8 +42,13 @@ absl::Status ReadBytes(const char* field, absl::Span<const uint8_t> bytes, std::
                                             " bytes, not a multiple of ", sizeof(T),
                                             "; client and server differ in version"));
   }
+  const T* const begin = reinterpret_cast<const T*>(bytes.data());
+  if (reinterpret_cast<uintptr_t>(begin) % alignof(T) == 0) {  // else zeroed first, then copied
+    out.assign(begin, begin + bytes.size() / sizeof(T));
+    return absl::OkStatus();
+  }
   out.resize(bytes.size() / sizeof(T));
-  if (!bytes.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
+  std::memcpy(out.data(), bytes.data(), bytes.size());
   return absl::OkStatus();
 }
 

@@ -242,6 +242,13 @@ absl::StatusOr<SharedCallPtr> SharedSession::Send(const SharedMessage& message, 
   request.timeout_ms = static_cast<uint32_t>(std::clamp<int64_t>(message.timeout_ms, 0, INT32_MAX));
   Copy(message, *at, &request);
   request.reply_bytes = *at + bytes - request.reply_at;
+  const auto rows = [this](uint64_t place, uint64_t size) {
+    return absl::MakeConstSpan(reinterpret_cast<const uint16_t*>(memory_ + layout_.data_at + place),
+                               size / sizeof(uint16_t));
+  };
+  call->q = rows(request.q_at, request.q_bytes);
+  call->k = rows(request.k_at, request.k_bytes);
+  call->v = rows(request.v_at, request.v_bytes);
   lock.lock();
   if (is_broken()) return broken_;
   request.tag = ++last_tag_;
@@ -321,15 +328,15 @@ bool SharedSession::HearSocket(Time until) {
 }
 
 void SharedSession::TakeReplies(std::unique_lock<std::mutex>& lock) {
+  // They stay in calls_ while they are read, so that Detach finds each here or in its inbox.
   std::vector<std::pair<shm::Reply, SharedCallPtr>> taken;
   const uint32_t tail = RepliesTail();
   const auto* const ring = reinterpret_cast<const shm::Reply*>(memory_ + layout_.replies_at);
   for (; replies_head_ != tail; ++replies_head_) {
     const shm::Reply reply = ring[replies_head_ % layout_.entries];
     const auto found = calls_.find(reply.tag);
-    if (found == calls_.end()) continue;
-    taken.emplace_back(reply, std::move(found->second));
-    calls_.erase(found);
+    if (found == calls_.end() || std::exchange(found->second->is_read, true)) continue;
+    taken.emplace_back(reply, found->second);
   }
   Store(head_->replies_head, replies_head_);
   outstanding_ -= static_cast<uint32_t>(taken.size());
@@ -337,7 +344,8 @@ void SharedSession::TakeReplies(std::unique_lock<std::mutex>& lock) {
   for (const auto& [reply, call] : taken) Convert(reply, call.get());
   lock.lock();
   for (const auto& [reply, call] : taken) {
-    arena_.GiveBack(call->at, call->bytes);
+    calls_.erase(reply.tag);
+    if (!call->is_detached) arena_.GiveBack(call->at, call->bytes);
     Finish(call);
   }
 }
@@ -378,13 +386,34 @@ bool SharedSession::Wait(const SharedCallPtr& call, Time until) {
   return call->is_done;
 }
 
-SharedCallPtr SharedSession::Next(SharedInbox* inbox, Time until) {
+bool SharedSession::WaitForDone(const SharedInbox& inbox, Time until) {
   std::unique_lock<std::mutex> lock(mutex_);
-  Await(lock, until, [&] { return !inbox->empty(); });
+  return Await(lock, until, [&] { return !inbox.empty(); });
+}
+
+SharedCallPtr SharedSession::TakeDone(SharedInbox* inbox) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (inbox->empty()) return nullptr;
   SharedCallPtr call = std::move(inbox->front());
   inbox->pop_front();
   return call;
+}
+
+SharedInbox SharedSession::Detach(const std::shared_ptr<SharedInbox>& inbox) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [tag, call] : calls_) {
+    if (call->inbox != inbox) continue;
+    call->is_detached = true;
+    call->inbox = nullptr;
+  }
+  return std::exchange(*inbox, {});
+}
+
+void SharedSession::LetGo(SharedCall* call) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!std::exchange(call->is_detached, false) || !call->is_done) return;
+  arena_.GiveBack(call->at, call->bytes);
+  if (waiters_ > 0) changed_.notify_all();
 }
 
 }  // namespace fp8kvd::client

@@ -45,19 +45,27 @@ struct SharedMessage {
 // A decode's request but for its head, which only convert.h can make.
 SharedMessage DecodeMessageOf(const DecodeArgs& args, int64_t timeout_ms);
 
-// One request under way. Its fields belong to the session until Wait or Next gave it back.
+// One request under way. Its fields belong to the session until Wait or TakeDone gave it back.
 struct SharedCall {
   absl::Status status = {};
   std::optional<int64_t> pushback_ms = {};  // the delay that the server asks for
   DecodeReply reply = {};                   // of a decode that succeeded
   uint64_t id = 0;                          // the caller's
 
+  // Where its rows lie in the session, for who has to send them again: until it is done, and after
+  // Detach until LetGo.
+  absl::Span<const uint16_t> q = {};
+  absl::Span<const uint16_t> k = {};
+  absl::Span<const uint16_t> v = {};
+
   // The session's own.
   shm::Kind kind = shm::Kind::kDecode;
   OutType out_type = OutType::kBf16;
   uint64_t at = 0;
   uint64_t bytes = 0;
+  bool is_read = false;  // its reply is being read, or was
   bool is_done = false;
+  bool is_detached = false;
   std::shared_ptr<std::deque<std::shared_ptr<SharedCall>>> inbox = {};
 };
 using SharedCallPtr = std::shared_ptr<SharedCall>;
@@ -93,8 +101,14 @@ class SharedSession {
                                      std::shared_ptr<SharedInbox> inbox = nullptr);
   // False when it is not done by then; it goes on, and nobody hears of it.
   bool Wait(const SharedCallPtr& call, Time until);
-  // The next of the inbox; null when none is done by then.
-  SharedCallPtr Next(SharedInbox* inbox, Time until);
+  // False when the inbox is still empty by then.
+  bool WaitForDone(const SharedInbox& inbox, Time until);
+  // The next of the inbox; null when there is none.
+  SharedCallPtr TakeDone(SharedInbox* inbox);
+  // Takes all that is done out of the inbox. What is under way goes on unheard, and its memory
+  // stays as it is until LetGo.
+  SharedInbox Detach(const std::shared_ptr<SharedInbox>& inbox);
+  void LetGo(SharedCall* call);
 
  private:
   SharedSession(int socket, const shm::Welcome& layout, uint8_t* memory, int64_t spin_us);

@@ -152,7 +152,9 @@ void Session::Put(const Taken& taken, const Answer& answer) {
              .out_bytes = answer.out_bytes,
              .lse_at = request.reply_at + answer.lse_at,
              .lse_bytes = answer.lse_bytes});
-  has_unpublished_ = true;
+  // After the farewell nothing is said: what was cancelled with the session would look like an
+  // answer to a client that has not heard it yet, and would not be sent again.
+  has_unpublished_ = !has_ended_;
   const Parts& parts = loop_->parts();
   ops::MethodMetrics* const metrics = request.kind == Kind::kDecode ? parts.decodes : parts.appends;
   metrics->Observe(static_cast<int>(answer.status.code()), parts.clock->NowUs() - taken.arrived);

@@ -1,9 +1,13 @@
 // Which way tensors go, against the built daemon.
+#include <sys/socket.h>
+#include <sys/un.h>
+
 #include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -98,6 +102,64 @@ TEST(Transport, WhatASessionDoesNotHoldGoesByGrpc) {
   const auto strict = Connect(daemon, Transport::kSharedMemory, 64 << 10);
   EXPECT_EQ(strict->Append({.handle = handle, .pos = 2000, .n = 2000, .k = rows, .v = rows}).code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// Hangs up every session of this process, as a daemon does that ends them.
+int CutSessions() {
+  int cut = 0;
+  for (int fd = 3; fd < 256; ++fd) {
+    int type = 0;
+    socklen_t size = sizeof(type);
+    sockaddr_un peer = {};
+    socklen_t peer_size = sizeof(peer);
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET &&
+        getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) == 0) {
+      cut += shutdown(fd, SHUT_RDWR) == 0 ? 1 : 0;
+    }
+  }
+  return cut;
+}
+
+// What is sent again comes out of the memory of the session that broke, what was answered does not:
+// the daemon takes a step again with the same rows only.
+TEST(Transport, AStreamOfStepsSurvivesItsSessions) {
+  constexpr uint64_t kSteps = 400;
+  const DaemonProcess daemon(kConfig);
+  const auto client = Client::Connect({.target = daemon.target(),
+                                       .timeout_ms = 20'000,
+                                       .backoff_ms_min = 1,
+                                       .transport = Transport::kSharedMemory,
+                                       .shared_memory_bytes = 1 << 20})
+                          .value();
+  const std::vector<Sequence> seqs = client->CreateSequences({.count = 2}).value();
+  const Handle handles[] = {seqs[0].handle(), seqs[1].handle()};
+  const auto stream = client->OpenDecodeStream(4).value();
+  std::map<uint64_t, std::vector<uint16_t>> answers;
+  const auto receive = [&] {
+    const auto reply = stream->Receive();
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    ASSERT_TRUE(reply->status.ok()) << reply->status;
+    ASSERT_TRUE(reply->reply.item_errors.empty()) << reply->reply.item_errors[0].status;
+    EXPECT_TRUE(answers.emplace(reply->request_id, reply->reply.out_bf16).second);
+  };
+  int cuts = 0;
+  for (uint64_t id = 0; id < 2 * kSteps && !HasFatalFailure(); ++id) {
+    const uint64_t pos = id % kSteps;
+    // The second sequence has the same rows, and nobody cuts its sessions.
+    if (id < kSteps && pos % 20 == 10) cuts += CutSessions();
+    const std::vector<uint16_t> rows(kQRow, static_cast<uint16_t>(0x3F80 + pos % 64));
+    const absl::Span<const uint16_t> kv = absl::MakeConstSpan(rows).first(kKvRow);
+    if (id >= 4) receive();
+    const absl::Status sent = stream->Send(id, {.handles = {&handles[id / kSteps], 1},
+                                                .positions = {&pos, 1},
+                                                .q = rows,
+                                                .k = kv,
+                                                .v = kv});
+    ASSERT_TRUE(sent.ok()) << sent;
+  }
+  while (answers.size() < 2 * kSteps && !HasFatalFailure()) receive();
+  EXPECT_GE(cuts, 20);
+  for (uint64_t pos = 0; pos < kSteps; ++pos) EXPECT_EQ(answers[pos], answers[kSteps + pos]) << pos;
 }
 
 TEST(Transport, ManyThreadsShareASession) {
