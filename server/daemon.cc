@@ -98,11 +98,11 @@ struct Parts {
   std::unique_ptr<LiveLoad> live_load;
   translate::Catalog catalog;
   std::unique_ptr<Housekeeping> housekeeping;
-  std::unique_ptr<ops::HttpServer> http;
   std::unique_ptr<EngineThread> engine_thread;
   std::unique_ptr<rpc::Tokens> tokens;  // null: nobody needs one
   std::unique_ptr<shm::Server> shm;
   std::unique_ptr<rpc::Server> rpc;
+  std::unique_ptr<ops::HttpServer> http;  // ends first: a scrape reads all of the above
 };
 
 absl::Status StartEngine(Parts* parts) {
@@ -447,8 +447,7 @@ absl::Status CalibrateInto(const config::Loaded& loaded) {
 
 }  // namespace
 
-int RunCalibration(const config::Loaded& loaded) {
-  const Signals signals;
+int RunCalibration(const config::Loaded& loaded) {  // signals end it: it holds nothing for others
   SetUpProcess(loaded);
   const absl::Status done = CalibrateInto(loaded);
   if (done.ok()) return 0;

@@ -223,5 +223,21 @@ TEST(CommandLine, HasExitCodes) {
   EXPECT_EQ(run({"--config=" + (folder / "c.textproto").string(), "--check_config"}), 0);
 }
 
+TEST(CommandLine, ACalibrationEndsAtASignal) {
+  const TempFolder folder;
+  std::ofstream(folder / "c.textproto")
+      << "models { name: \"m\" layers: 2 q_heads: 4 kv_heads: 2 head_dim: 64 }";
+  Process process(FP8KVD_BINARY,
+                  {"--config=" + (folder / "c.textproto").string(), "--device=cpu", "--calibrate",
+                   "--calibration_file=" + (folder / "calibration.json").string()},
+                  folder / "out");
+  ASSERT_TRUE(WaitUntil([&] {
+    return ReadFile(folder / "out").find("2 kv_heads, 1 x 16 tokens") != std::string::npos;
+  }));
+  process.Kill(SIGINT);
+  EXPECT_EQ(process.Wait(), 128 + SIGINT);
+  EXPECT_FALSE(std::filesystem::exists(folder / "calibration.json"));
+}
+
 }  // namespace
 }  // namespace fp8kvd::testing
