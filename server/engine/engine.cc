@@ -132,7 +132,10 @@ bool Engine::Parts::Work() {
   if (!pick.items.empty() && fault_.ok()) {
     has_worked = true;
     if (!LaunchDecode(pick, now)) return true;
-    if (Poll()) answers_->Tell();
+    if (Poll()) {
+      PoisonFreed();  // before the slice takes what has just come back
+      answers_->Tell();
+    }
   }
   if (pick.append != nullptr && fault_.ok() && !launches_.is_full()) {
     has_worked = true;

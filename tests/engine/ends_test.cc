@@ -103,6 +103,32 @@ TEST(Cancel, AfterTheLaunchStillFinishesTheCallOnce) {
   EXPECT_EQ(call.times_done(), 1);
 }
 
+// A decode and a slice go in one turn. What the decode's end sets free between them is the slice's
+// to write: its poison must not come after.
+TEST(Free, APageThatComesBackBetweenTwoLaunchesIsNotPoisonedUnderItsNewOwner) {
+  RigOptions options;
+  options.models = {ModelSpec{.windows = {0}, .pages = 2}};
+  Rig rig(options);
+  const cache::SeqHandle leaving = rig.Create();
+  const cache::SeqHandle staying = rig.Create();
+  const cache::SeqHandle coming = rig.Create();
+  rig.Fill(leaving, 0, 1);
+  rig.Fill(staying, 0, 1);  // the pool is full
+  rig.backend.PassNoFenceBefore(/*decodes=*/2);
+  DecodeCall running(rig.engine, 0, 0, {Ask(leaving, 0, 1)});
+  rig.Run(running);
+  ASSERT_TRUE(rig.Control(engine::ControlRequest::Op::kFree, leaving).ok());
+  ASSERT_FALSE(running.done());
+  DecodeCall next(rig.engine, 0, 0, {Ask(staying, 0, 2)});
+  AppendCall append(rig.engine, 0, 0, 1, coming, 0, {3000});
+  ASSERT_TRUE(next.Submit().ok() && append.Submit().ok());
+  rig.Settle();
+  EXPECT_TRUE(append.request.status.ok()) << append.request.status;
+  DecodeCall check(rig.engine, 0, 0, {Ask(coming, 0, 3)});
+  rig.Run(check);
+  EXPECT_EQ(check.Check(0, {{3000}}), "");
+}
+
 TEST(Drain, FinishesWhatWasTakenAndRefusesTheRest) {
   RigOptions options;
   options.engine.launches_inflight_max = 1;

@@ -236,6 +236,7 @@ void FakeBackend::DoAppend(const kernels::AppendRow& row, int32_t head_dim) {
 
 absl::Status FakeBackend::Decode(const kernels::DecodeParams& params) {
   if (absl::Status status = Call(); !status.ok()) return status;
+  decodes_to_pass_ = std::max(0, decodes_to_pass_ - 1);
   const absl::Span<const kernels::DecodeRow> rows(params.rows, params.rows_count);
   Record record{.head_dim = params.head_dim,
                 .group = params.group,
@@ -321,7 +322,7 @@ absl::StatusOr<kernels::FenceId> FakeBackend::Fence() {
 
 absl::StatusOr<bool> FakeBackend::Passed(kernels::FenceId fence) {
   if (absl::Status status = Call(); !status.ok()) return status;
-  return fence.value <= fences_passed_;
+  return decodes_to_pass_ == 0 && fence.value <= fences_passed_;
 }
 
 }  // namespace fp8kvd::testing

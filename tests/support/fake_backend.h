@@ -51,6 +51,8 @@ class FakeBackend : public kernels::Backend {
   void Hold() { is_held_ = true; }
   void Release();          // all that is queued, and holds no more
   void ReleaseOneFence();  // the work up to the oldest fence that has not passed
+  // Work is done, but no fence is seen to pass before so many decodes from now on were launched.
+  void PassNoFenceBefore(int32_t decodes) { decodes_to_pass_ = decodes; }
   bool has_queued() const { return !queued_.empty(); }
 
   void FailCall(int64_t calls) { fail_in_ = calls; }
@@ -108,6 +110,7 @@ class FakeBackend : public kernels::Backend {
   std::vector<std::unique_ptr<uint8_t[]>> stagings_;
   int64_t allocations_ = 0;
   bool is_held_ = false;
+  int32_t decodes_to_pass_ = 0;
   bool is_recording_ = true;
   std::deque<Work> queued_;
   uint64_t fences_taken_ = 0;
