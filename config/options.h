@@ -34,7 +34,7 @@ struct ServerOptions {
   // Calls and streams open on one connection at a time; more wait in the client's library.
   int32_t streams_per_connection_max = 2048;
   // Calls and streams open in the whole daemon; more are answered RESOURCE_EXHAUSTED. Each holds
-  // some kilobytes.
+  // some kilobytes. Those of health, which need no token, have a quarter as many for themselves.
   int32_t streams_max = 8192;
   // Messages of one DecodeStream that are read and not yet answered. More hide a longer round trip;
   // beyond it the stream is not read, so a slow reader stalls only itself.

@@ -1,5 +1,6 @@
 #include "server/rpc/call.h"
 
+#include <algorithm>
 #include <iterator>
 #include <optional>
 
@@ -15,8 +16,11 @@ namespace {
 
 constexpr char kBearer[] = "Bearer ";
 constexpr int32_t kBusyRetryMs = 100;  // calls come and go at that pace
-// Of health beyond calls_max: a server full of streams is healthy, and whoever asks is told so.
-constexpr int64_t kHealthCallsMax = 64;
+// Calls of anyone are counted by themselves: a server full of streams is healthy, and whoever asks
+// is told so; and who has no token takes nothing from those who have.
+constexpr int64_t kCallsOfAnyoneMin = 64;
+
+int64_t CallsOfAnyoneMax(int64_t calls_max) { return std::max(kCallsOfAnyoneMin, calls_max / 4); }
 
 // The time left is counted in gRPC's own type: as chrono's nanoseconds, a client's deadline of some
 // centuries overflows.
@@ -86,16 +90,27 @@ absl::Status Call::Identify() {
   return absl::OkStatus();
 }
 
+// Counted among anyone's first here, and last where it ends: it is hardly ever taken for another.
+absl::Status Call::AdmitAnyone() {
+  const int64_t open = slot_->parts->calls_of_anyone_open.fetch_add(1) + 1;
+  slot_->parts->calls_open.fetch_add(1);
+  const int64_t max = CallsOfAnyoneMax(parts().calls_max);
+  if (open <= max) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      open, " calls without a tenant are open, this server takes ", max, "; watch less, or later"));
+}
+
 absl::Status Call::Admit() {
-  const int64_t open = slot_->parts->calls_open.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (slot_->access == Access::kAnyone) return AdmitAnyone();
+  const int64_t all = slot_->parts->calls_open.fetch_add(1) + 1;
+  const int64_t open = all - slot_->parts->calls_of_anyone_open.load();
   int64_t mine = 0;
   if (is_tenants_) {
     mine = slot_->parts->tenant_calls_open[static_cast<uint32_t>(tenant_)].fetch_add(
                1, std::memory_order_relaxed) +
            1;
   }
-  const int64_t room = slot_->access == Access::kAnyone ? kHealthCallsMax : 0;
-  if (open > parts().calls_max + room) {
+  if (open > parts().calls_max) {
     return absl::ResourceExhaustedError(
         absl::StrCat(open, " calls and streams are open, this server takes ", parts().calls_max,
                      "; use fewer streams, or try again"));
@@ -137,7 +152,8 @@ void Call::Finished(bool) {
 void Call::RetireIfOver() {
   if (!finished_ || !ended_ || IsBusy()) return;
   slot_->open.erase(this);
-  slot_->parts->calls_open.fetch_sub(1, std::memory_order_relaxed);
+  slot_->parts->calls_open.fetch_sub(1);
+  if (slot_->access == Access::kAnyone) slot_->parts->calls_of_anyone_open.fetch_sub(1);
   if (is_tenants_) {
     slot_->parts->tenant_calls_open[static_cast<uint32_t>(tenant_)].fetch_sub(
         1, std::memory_order_relaxed);

@@ -90,6 +90,7 @@ class Call {
   void Arrived(bool ok);
   absl::Status Identify();  // fills tenant_
   absl::Status Admit();     // counts the call
+  absl::Status AdmitAnyone();
   void Ended(bool ok);
   void Finished(bool ok);
 

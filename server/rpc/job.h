@@ -36,13 +36,14 @@ struct Parts {
   const Planner* planner = nullptr;
   shm::TicketBook* tickets = nullptr;  // null: no same-host transport
   const Tokens* tokens = nullptr;      // null: nobody needs one, all are tenant 0
-  int64_t calls_max = 0;               // open at a time
+  int64_t calls_max = 0;               // open at a time, those of anyone aside
   int64_t calls_per_tenant_max = 0;
   int32_t stream_inflight_max = 0;  // messages of a DecodeStream read and not yet answered
   // Once set: nothing listens for calls any more.
   std::atomic<bool> stopping{false};
   std::atomic<bool> draining{false};  // new work is refused, streams end when they are idle
   std::atomic<int64_t> calls_open{0};
+  std::atomic<int64_t> calls_of_anyone_open{0};  // of those, such as nobody needs a token for
   // [tenants] of them; only counted where there are tokens.
   std::array<std::atomic<int64_t>, kTenantsMax> tenant_calls_open{};
 };
