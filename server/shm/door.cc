@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,7 @@ namespace fp8kvd::shm {
 namespace {
 
 constexpr int kPollMsMax = 1000;
+constexpr int kAcceptAgainMs = 100;  // after there was no descriptor for a guest
 constexpr uint64_t kSessionBytesMin = uint64_t{64} << 10;
 
 void SendAway(int socket, const absl::Status& reason) {
@@ -66,12 +68,14 @@ void Door::Run() {
   std::vector<pollfd> polled;
   for (;;) {
     polled.assign({{.fd = bell_, .events = POLLIN, .revents = 0}});
-    const bool has_room = guests_.size() < kGuestsMax;
+    const bool waits = clock_->NowUs() < accepts_from_us_;
+    const bool has_room = guests_.size() < kGuestsMax && !waits;
     polled.push_back({.fd = has_room ? file_->fd() : -1, .events = POLLIN, .revents = 0});
     for (const Guest& guest : guests_) {
       polled.push_back({.fd = guest.socket, .events = POLLIN, .revents = 0});
     }
-    (void)poll(polled.data(), polled.size(), guests_.empty() ? -1 : kPollMsMax);
+    const int wait_ms = waits ? kAcceptAgainMs : guests_.empty() ? -1 : kPollMsMax;
+    (void)poll(polled.data(), polled.size(), wait_ms);
     if (polled[0].revents != 0) return;
     const int64_t now = clock_->NowUs();
     std::vector<Guest> silent;
@@ -87,14 +91,20 @@ void Door::Run() {
       }
     }
     guests_.swap(silent);
-    if (polled[1].revents != 0) Accept();
+    if (polled[1].revents != 0) Accept(now);
   }
 }
 
-void Door::Accept() {
+void Door::Accept(int64_t now_us) {
   const int socket = accept4(file_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (socket < 0) return;  // gone already, or no descriptors: the next look tries again
-  guests_.push_back({.socket = socket, .until_us = clock_->NowUs() + kHelloMs * 1000});
+  if (socket < 0) {
+    // Without descriptors the guest stays at the door, and poll would say so for ever.
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+      accepts_from_us_ = now_us + int64_t{kAcceptAgainMs} * 1000;
+    }
+    return;
+  }
+  guests_.push_back({.socket = socket, .until_us = now_us + kHelloMs * 1000});
 }
 
 void Door::Hear(int socket) {

@@ -46,7 +46,7 @@ class Door {
   };
 
   void Run();
-  void Accept();
+  void Accept(int64_t now_us);
   void Hear(int socket);  // takes the socket over
   absl::Status Admit(const Hello& hello, int socket);
 
@@ -58,6 +58,7 @@ class Door {
   const int bell_;
   std::unique_ptr<SocketFile> file_;
   std::vector<Guest> guests_;
+  int64_t accepts_from_us_ = 0;  // not before: there was no descriptor for a guest
   std::thread thread_;
 };
 

@@ -1,10 +1,19 @@
 // Who comes in: tickets, quotas, strangers, and the socket's file.
+#include "server/shm/door.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "server/shm/quota.h"
 #include "tests/shm/rig.h"
 
 namespace fp8kvd::testing {
@@ -56,6 +65,64 @@ TEST(Door, IsNotBlockedBySilentGuests) {
   const RawClient client(*rig);
   silent[0]->Close();
   const RawClient another(*rig);
+}
+
+class CountingClock final : public engine::Clock {
+ public:
+  int64_t NowUs() const override {
+    ++looks_;
+    return clock_.NowUs();
+  }
+  int64_t looks() const { return looks_; }
+
+ private:
+  const engine::SteadyClock clock_;
+  mutable std::atomic<int64_t> looks_{0};
+};
+
+// Every descriptor that this process may have is taken, while it lives.
+class NoDescriptors {
+ public:
+  explicit NoDescriptors(int last) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit limit = before_;
+    limit.rlim_cur = static_cast<rlim_t>(last) + 1;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    for (int fd = dup(0); fd >= 0; fd = dup(0)) taken_.push_back(fd);
+  }
+  ~NoDescriptors() {
+    for (const int fd : taken_) close(fd);
+    setrlimit(RLIMIT_NOFILE, &before_);
+  }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+  std::vector<int> taken_;
+};
+
+TEST(Door, SleepsWhileThereIsNoDescriptorForAGuest) {
+  const SocketFolder folder;
+  const CountingClock clock;
+  shm::TicketBook tickets({}, &clock);
+  shm::Quota quota({});
+  std::vector<std::unique_ptr<shm::Loop>> loops;
+  shm::Door door({.session_bytes_max = 1 << 20}, &tickets, &quota, &loops, &clock);
+  door.Open(shm::SocketFile::Listen(folder / "socket", /*group_access=*/false).value());
+  RawSocket guest(folder / "none");
+  {
+    const NoDescriptors none(guest.fd());
+    const auto begin = std::chrono::steady_clock::now();
+    guest.Connect(folder / "socket");
+    while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(30)) {
+    }
+    const auto took = std::chrono::steady_clock::now() - begin;
+    EXPECT_LE(clock.looks(), 20 + took / std::chrono::milliseconds(10));  // a spin: thousands
+  }
+  guest.Send(HelloWith(std::string(shm::kTicketBytes, 'a')));
+  EXPECT_THAT(guest.HearFarewell(), StartsWith("NOT_FOUND"));
+  door.Close();
 }
 
 TEST(Door, KnowsAnotherHost) {

@@ -28,6 +28,9 @@ class RawSocket {
  public:
   explicit RawSocket(const std::string& path) {
     fd_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    Connect(path);
+  }
+  void Connect(const std::string& path) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path, path.data(), path.size());
