@@ -3,6 +3,7 @@ schemas of Kubernetes, and its configuration and flags given to the daemon."""
 
 import json
 import pathlib
+import re
 import tempfile
 import unittest
 
@@ -10,7 +11,7 @@ import helm_python as helm
 import kubernetes_validate
 import yaml
 
-from tools import DEPLOY, run
+from tools import DEPLOY, ROOT, run
 from daemon_process import BIN
 
 CHART = DEPLOY / "helm/fp8kvd"
@@ -202,6 +203,14 @@ class Values(unittest.TestCase):
             schema = self.SCHEMA["properties"][name]
             if schema.get("additionalProperties") is False and name != "config":
                 self.assertEqual(set(schema["properties"]), set(value), name)
+
+    def test_the_configuration_may_say_all_that_the_daemon_takes(self):
+        proto = (ROOT / "config/config.proto").read_text()
+        message = proto.partition("message Config {\n")[2].partition("}")[0]
+        sections = set(re.findall(r"(\w+) = \d+;", message))
+        self.assertIn("security", sections)
+        self.assertEqual(set(self.SCHEMA["properties"]["config"]["properties"]),
+                         sections - {"drain"})  # terminationGracePeriodSeconds says that
 
     def test_wrong_ones_are_refused_by_name(self):
         for wrong, word in (({"replica": 2}, "replica"), ({"replicas": "2"}, "replicas"),
