@@ -173,7 +173,8 @@ TEST_P(DaemonTest, AKilledClientsPagesComeBackWithinItsLease) {
     const auto killed = std::chrono::steady_clock::now();
     while (client_->ListSequences("", 100)->size() > 1) {
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(2));
+    // A lease of 0.3 s; generous, for a busy machine.
+    EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(5));
     EXPECT_EQ(Attend(*client_, other, 0, 99), before);
     EXPECT_EQ(PagesUsed(), client_->StatSequences({&other.handle(), 1})->sequences[0].pages);
   }

@@ -1,6 +1,7 @@
 // The built daemon as a process, on the CPU, over a real socket: start, answers, killed clients,
 // drain, exit codes, ports, probes.
 #include <atomic>
+#include <functional>
 #include <list>
 #include <memory>
 #include <thread>
@@ -160,26 +161,40 @@ TEST(Daemon, ServesProbesMetricsAndStatus) {
   EXPECT_THAT(HttpGet(port, "/other"), HasSubstr("404"));
 }
 
+// Whether what `timed` takes is below `limit` at least once in a few tries: a busy machine delays
+// one of them, a fault of ours all.
+bool IsOnceBelow(std::chrono::milliseconds limit,
+                 const std::function<std::chrono::nanoseconds()>& timed) {
+  for (int tries = 0; tries < 5; ++tries) {
+    if (timed() < limit) return true;
+  }
+  return false;
+}
+
 // Known fault: a blocked handler freezes every other call, because the library's pool has two
 // threads.
 TEST(Daemon, ProbesAreAnsweredBesideConnectionsThatSendNothing) {
   Daemon daemon;
-  std::list<Connection> slow;
-  for (int i = 0; i < 6; ++i) {
-    ASSERT_TRUE(slow.emplace_back(daemon.http_port()).Send("GET /livez HT"));
-  }
-  const auto begin = std::chrono::steady_clock::now();
-  EXPECT_THAT(HttpGet(daemon.http_port(), "/livez"), HasSubstr("200 OK"));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(900));
+  EXPECT_TRUE(IsOnceBelow(std::chrono::milliseconds(900), [&] {
+    std::list<Connection> slow;
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_TRUE(slow.emplace_back(daemon.http_port()).Send("GET /livez HT"));
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THAT(HttpGet(daemon.http_port(), "/livez"), HasSubstr("200 OK"));
+    return std::chrono::steady_clock::now() - begin;
+  }));
 }
 
 TEST(Daemon, DrainsAtOnceWhenIdleThoughItServesHttp) {
-  Daemon daemon;
-  ASSERT_THAT(HttpGet(daemon.http_port(), "/readyz"), HasSubstr("ready"));
-  const auto begin = std::chrono::steady_clock::now();
-  EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
   // 0.2 s of notice to clients and 0.05 s for last writes; civetweb by itself adds up to 2 s.
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
+  EXPECT_TRUE(IsOnceBelow(std::chrono::milliseconds(1500), [] {
+    Daemon daemon;
+    EXPECT_THAT(HttpGet(daemon.http_port(), "/readyz"), HasSubstr("ready"));
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
+    return std::chrono::steady_clock::now() - begin;
+  }));
 }
 
 // Known fault: log injection by client strings, and a log without a bound.
