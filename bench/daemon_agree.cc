@@ -87,7 +87,8 @@ double RelativeL2(const std::vector<float>& a, const std::vector<float>& b) {
     difference += std::pow(double{a[i]} - double{b[i]}, 2);
     size += std::pow(double{b[i]}, 2);
   }
-  return a.size() == b.size() && size > 0 ? std::sqrt(difference / size) : INFINITY;
+  const double error = std::sqrt(difference / size);
+  return a.size() == b.size() && std::isfinite(error) ? error : INFINITY;  // std::max drops NaN
 }
 
 }  // namespace

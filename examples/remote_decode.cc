@@ -81,7 +81,9 @@ absl::Status Run(const std::string& target, const std::string& name) {
                                       .out_type = fp8kvd::client::OutType::kFp32});
       if (!reply.ok()) return reply.status();
       if (!reply->item_errors.empty()) return reply->item_errors.front().status;
-      for (const float out : reply->out_fp32) worst = std::max(worst, std::abs(out - 2.0F));
+      for (const float out : reply->out_fp32) {
+        worst = std::max(worst, std::isfinite(out) ? std::abs(out - 2.0F) : INFINITY);
+      }
     }
   }
   const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
