@@ -17,6 +17,9 @@ namespace {
 
 constexpr int64_t kAlignBytes = 256;  // of each tensor in a slot
 constexpr int64_t kBf16Bytes = 2;
+// Kernels count in powers of two: the largest floats would overflow there, and inf - inf is NaN.
+constexpr float kSinkEnd = 0x1p28F;
+static_assert(kRangeExponent == 28);
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes; }
 
@@ -194,8 +197,13 @@ absl::Status DecodeMessage::CheckSinks() {
                    " (one for each query head); send them, or set omit_sinks");
   }
   for (int64_t i = 0; i < count; ++i) {
-    if (!std::isfinite(wire_.sink_logits.kept[i])) {
+    const float sink = wire_.sink_logits.kept[i];
+    if (!std::isfinite(sink)) {
       return Invalid("sink_logits[", i, "] is not finite; send finite logits, or set omit_sinks");
+    }
+    if (sink >= kSinkEnd) {
+      return Invalid("sink_logits[", i, "] is ", sink, ", logits below ", kSinkEnd,
+                     " (2^28) are allowed; q and k are bounded like that, too");
     }
   }
   return absl::OkStatus();

@@ -126,7 +126,7 @@ TEST(Free, APageThatComesBackBetweenTwoLaunchesIsNotPoisonedUnderItsNewOwner) {
   EXPECT_TRUE(append.request.status.ok()) << append.request.status;
   DecodeCall check(rig.engine, 0, 0, {Ask(coming, 0, 3)});
   rig.Run(check);
-  EXPECT_EQ(check.Check(0, {{3000}}), "");
+  EXPECT_EQ(check.Check(0, {3000}), "");
 }
 
 TEST(Drain, FinishesWhatWasTakenAndRefusesTheRest) {

@@ -319,17 +319,27 @@ INSTANTIATE_TEST_SUITE_P(
                    "k holds 1025 bytes, this request wants 1024"},
         BadMessage{"VShort", [](auto* r) { r->mutable_v()->pop_back(); }, kInvalid,
                    "v holds 1023 bytes"},
-        BadMessage{"SinksRefused", [](auto* r) { r->add_sink_logits(1); }, kInvalid,
+        BadMessage{"OutTypeUnknown", [](auto* r) { r->set_out_type(static_cast<v1::OutType>(3)); },
+                   kInvalid, "out_type is 3"},
+        BadMessage{"OutTypeNegative",
+                   [](auto* r) { r->set_out_type(static_cast<v1::OutType>(-1)); }, kInvalid,
+                   "out_type is -1"}),
+    [](const auto& bad) { return std::string(bad.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(
+    Sinks, BadDecode,
+    testing::Values(
+        BadMessage{"Refused", [](auto* r) { r->add_sink_logits(1); }, kInvalid,
                    "sink_logits has 1 entries, layer 1 of model \"plain\" has no sinks"},
-        BadMessage{"SinksMissing", [](auto* r) { r->set_model("windowed"); }, kInvalid,
+        BadMessage{"Missing", [](auto* r) { r->set_model("windowed"); }, kInvalid,
                    "sink_logits has 0 entries, layer 1 of model \"windowed\" wants 4"},
-        BadMessage{"SinksTooMany",
+        BadMessage{"TooMany",
                    [](auto* r) {
                      r->set_model("windowed");
                      for (int i = 0; i < 5; ++i) r->add_sink_logits(1);
                    },
                    kInvalid, "sink_logits has 5 entries"},
-        BadMessage{"SinkNan",
+        BadMessage{"Nan",
                    [](auto* r) {
                      r->set_model("windowed");
                      for (int i = 0; i < 4; ++i) {
@@ -337,11 +347,12 @@ INSTANTIATE_TEST_SUITE_P(
                      }
                    },
                    kInvalid, "sink_logits[0] is not finite"},
-        BadMessage{"OutTypeUnknown", [](auto* r) { r->set_out_type(static_cast<v1::OutType>(3)); },
-                   kInvalid, "out_type is 3"},
-        BadMessage{"OutTypeNegative",
-                   [](auto* r) { r->set_out_type(static_cast<v1::OutType>(-1)); }, kInvalid,
-                   "out_type is -1"}),
+        BadMessage{"BeyondWhatItsBaseTwoLogarithmHolds",
+                   [](auto* r) {
+                     r->set_model("windowed");
+                     for (int i = 0; i < 4; ++i) r->add_sink_logits(i == 2 ? 3e38F : -3e38F);
+                   },
+                   kInvalid, "sink_logits[2] is 3e+38"}),
     [](const auto& bad) { return std::string(bad.param.name); });
 
 TEST(DecodeMessage, OmitSinksNeedsNone) {
