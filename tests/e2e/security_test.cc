@@ -2,12 +2,14 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "client/cc/client.h"
 #include "tests/e2e/daemon_process.h"
 #include "tests/e2e/http_get.h"
 #include "tests/rpc/tokens_file.h"
@@ -114,6 +116,73 @@ TEST_F(Locked, SighupReadsTheTokensAgain) {
   ASSERT_TRUE(WaitUntil([this] { return daemon_.log().find("stay in use") != std::string::npos; }))
       << daemon_.log();
   EXPECT_EQ(AskInfo(daemon_, Flags("next")), 0) << daemon_.log();
+}
+
+// A client of ours through shared memory and nothing else, with certificate and token.
+class SharedClient {
+ public:
+  SharedClient(const Daemon& daemon, const Secrets& secrets, const std::string& token)
+      : client_(
+            client::Client::Connect(
+                {.target = daemon.address(),
+                 .tls = client::TlsOptions{.root_certificates = ReadFile(secrets.Path("ca")),
+                                           .certificate_chain = ReadFile(secrets.Path("client")),
+                                           .private_key = ReadFile(secrets.Path("client_key"))},
+                 .token = token,
+                 .retries_max = 0,
+                 .transport = client::Transport::kSharedMemory})
+                .value()) {}
+
+  std::vector<client::Sequence> Create() {
+    return client_->CreateSequences({.model = "m"}).value();
+  }
+  // The next token of the sequence.
+  absl::StatusOr<client::DecodeReply> Step(const client::Handle& handle, uint64_t pos) {
+    const std::vector<uint16_t> q(size_t{4} * 64, 0x3F80);
+    const std::vector<uint16_t> k(size_t{2} * 64, 0x3F80);
+    return client_->Decode(
+        {.model = "m", .handles = {&handle, 1}, .positions = {&pos, 1}, .q = q, .k = k, .v = k});
+  }
+  bool Serves(const client::Handle& handle, uint64_t pos) {
+    const auto reply = Step(handle, pos);
+    return reply.ok() && reply->item_errors.empty() &&
+           client_->transport().in_use == client::Transport::kSharedMemory;
+  }
+
+ private:
+  const std::unique_ptr<client::Client> client_;
+};
+
+TEST_F(Locked, SharedMemoryServesEachTenantItsOwn) {
+  SharedClient a(daemon_, secrets_, "alpha-token");
+  SharedClient b(daemon_, secrets_, "beta-token");
+  const std::vector<client::Sequence> as = a.Create();
+  const std::vector<client::Sequence> bs = b.Create();
+  EXPECT_TRUE(a.Serves(as[0].handle(), 0)) << daemon_.log();
+  EXPECT_TRUE(b.Serves(bs[0].handle(), 0));
+  const auto stolen = b.Step(as[0].handle(), 1);
+  ASSERT_TRUE(stolen.ok()) << stolen.status();
+  ASSERT_EQ(stolen->item_errors.size(), 1U);
+  EXPECT_EQ(stolen->item_errors[0].status.code(), absl::StatusCode::kNotFound);
+  SharedClient stranger(daemon_, secrets_, "next-token");
+  EXPECT_EQ(stranger.Step(as[0].handle(), 1).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(a.Serves(as[0].handle(), 1));
+}
+
+TEST_F(Locked, ARevokedTokenKeepsItsSessionAndOpensNoOther) {
+  SharedClient before(daemon_, secrets_, "alpha-token");
+  const std::vector<client::Sequence> sequences = before.Create();
+  ASSERT_TRUE(before.Serves(sequences[0].handle(), 0)) << daemon_.log();
+  secrets_.Write("tokens", TokenLine("a", kNextHash));
+  daemon_.process().Kill(SIGHUP);
+  ASSERT_TRUE(WaitUntil([this] {
+    return daemon_.log().find("tokens_file was read again") != std::string::npos;
+  })) << daemon_.log();
+  EXPECT_TRUE(before.Serves(sequences[0].handle(), 1));
+  SharedClient revoked(daemon_, secrets_, "alpha-token");
+  EXPECT_EQ(revoked.Step(sequences[0].handle(), 2).status().code(), absl::StatusCode::kUnavailable);
+  SharedClient after(daemon_, secrets_, "next-token");
+  EXPECT_TRUE(after.Serves(sequences[0].handle(), 2));
 }
 
 TEST_F(Locked, SighupTakesOverBoundsOfTenants) {
