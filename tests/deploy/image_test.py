@@ -1,6 +1,11 @@
 """deploy/Dockerfile, built and run without a docker engine: buildah on a base that debootstrap
-makes of this machine's own release, the package of this build, podman. Needs root; skipped
-without."""
+makes of this machine's own release, podman; and deploy/compose.yaml by podman-compose. Needs root;
+skipped without.
+
+The image takes the package of this build (PACKAGE=ready), so that it costs no second compilation.
+FP8KVD_IMAGE_FROM=source, for this file run by hand, compiles it in its own stage, kernels included,
+as a user's `docker build` does: eight minutes of processor time that a test run does not have. To
+be done when deploy/Dockerfile, deploy/packages.txt or the build changes."""
 
 import json
 import os
@@ -19,7 +24,10 @@ from tools import DEPLOY, ROOT, get, need, run, wait_until
 
 BUILD = pathlib.Path(os.environ.get("FP8KVD_BUILD_DIR", ROOT / "build/release"))
 IMAGE = "localhost/fp8kvd"
+SECONDS_MAX = 250  # of a command
 BYTES_ABOVE_BASE_MAX = 200_000_000
+IS_FROM_SOURCE = os.environ.get("FP8KVD_IMAGE_FROM") == "source"
+AUTHORITIES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def os_release():
@@ -47,13 +55,21 @@ class Image(unittest.TestCase):
             cls.addClassCleanup(run, need("rm"), "-rf", "--one-file-system", folder)
         cls.addClassCleanup(cls.podman, "rm", "-fa")
         cls.make_base()
+        if IS_FROM_SOURCE:
+            cls.build(ROOT, "BUILD_BASE=localhost/base",
+                      "--secret", f"id=ca,src={AUTHORITIES}", seconds_max=7200)
+            return
         cls.must(need("cpack"), "-G", "DEB", "-B", cls.folder / "context/build/deb", "--config",
                  BUILD / "CPackConfig.cmake")
         shutil.copytree(DEPLOY, cls.folder / "context/deploy")
+        cls.build(cls.folder / "context", "PACKAGE=ready")
+
+    @classmethod
+    def build(cls, context, build_arg, *more, seconds_max=SECONDS_MAX):
         cls.must(*cls.store("buildah"), "build", "--isolation", "chroot", "--network", "host",
-                 "--build-arg", "BASE=localhost/base", "--build-arg", "PACKAGE=ready",
-                 "-f", cls.folder / "context/deploy/Dockerfile", "-t", IMAGE,
-                 cls.folder / "context")
+                 "--build-arg", "BASE=localhost/base", "--build-arg", build_arg, *more,
+                 "-f", context / "deploy/Dockerfile", "-t", IMAGE, context,
+                 seconds_max=seconds_max)
 
     @classmethod
     def store(cls, tool):
@@ -62,17 +78,22 @@ class Image(unittest.TestCase):
                 "--storage-driver", "vfs"]
 
     @classmethod
-    def must(cls, *command):
+    def must(cls, *command, seconds_max=SECONDS_MAX):
         done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=250, check=False)
+                              stderr=subprocess.STDOUT, text=True, timeout=seconds_max,
+                              check=False)
         if done.returncode != 0:
             raise RuntimeError(f"{command[0]} failed:\n{done.stdout[-4000:]}")
         return done.stdout
 
     @classmethod
+    def podman_command(cls):
+        return [*cls.store("podman"), "--cgroup-manager", "cgroupfs", "--events-backend", "none",
+                "--runtime", "runc"]
+
+    @classmethod
     def podman(cls, *words, **options):
-        return run(*cls.store("podman"), "--cgroup-manager", "cgroupfs", "--events-backend", "none",
-                   "--runtime", "runc", *words, **options)
+        return run(*cls.podman_command(), *words, **options)
 
     @classmethod
     def make_base(cls):
@@ -135,6 +156,63 @@ class Image(unittest.TestCase):
         self.assertIn("exit 0", said)
         _, said = self.podman("logs", name)
         self.assertRegex(said, r"drained: \d+ requests taken, \d+ answered")
+
+
+    def compose_folder(self, ports):
+        """deploy/ with other ports, and limits that every machine allows."""
+        copy = self.folder / "compose/deploy"
+        shutil.copytree(DEPLOY, copy)
+        compose = yaml.safe_load((copy / "compose.yaml").read_text())
+        for service in compose["services"].values():
+            service["ulimits"] = {"nofile": 4096, "nproc": 4096}
+        (copy / "compose.yaml").write_text(yaml.safe_dump(compose))
+        for name in ("compose.yaml", "example.textproto", "prometheus/prometheus.yaml"):
+            text = (copy / name).read_text()
+            for port, other in ports.items():
+                text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{other}")
+            (copy / name).write_text(text.replace("scrape_interval: 15s", "scrape_interval: 1s"))
+        return copy
+
+    def make_prometheus(self):
+        """Debian's, where compose.yaml names the one of a registry that tests do not reach."""
+        folder = self.folder / "prometheus"
+        folder.mkdir()
+        shutil.copy(need("prometheus"), folder)
+        (folder / "Dockerfile").write_text(
+            "FROM localhost/base\nCOPY prometheus /bin/prometheus\nWORKDIR /prometheus\n"
+            "RUN chown nobody /prometheus\nUSER nobody\n"
+            "ENTRYPOINT [\"/bin/prometheus\", \"--storage.tsdb.path=/prometheus\"]\n")
+        self.must(*self.store("buildah"), "build", "--isolation", "chroot", "-t",
+                  "localhost/" + Compose.SERVICES["prometheus"]["image"], folder)
+
+    def test_compose_starts_it_and_prometheus_scrapes_it(self):
+        http, prometheus = tools.free_port(), tools.free_port()
+        copy = self.compose_folder({50051: tools.free_port(), 50052: http, 9090: prometheus})
+        self.make_prometheus()
+        podman = self.folder / "podman"  # with our store
+        podman.write_text(f"#!/bin/sh\nexec {' '.join(map(str, self.podman_command()))} \"$@\"\n")
+        podman.chmod(0o755)
+        compose = [sys.executable, "-m", "podman_compose", "--podman-path", podman, "--in-pod", "0",
+                   "-p", "fp8kvd_test", "-f", copy / "compose.yaml"]
+        status, said = run(*compose, "up", "-d", "--no-build", "fp8kvd", "prometheus")
+        self.addCleanup(run, *compose, "down", "-v")
+        self.assertEqual(status, 0, said)
+
+        def scraped():
+            try:
+                found = json.loads(get(f"http://127.0.0.1:{prometheus}/api/v1/query?query=up"))
+            except OSError:
+                return None
+            return [one["value"][1] for one in found["data"]["result"]] == ["1"]
+
+        wait_until(scraped, "Prometheus's scrape of the daemon, both under podman-compose")
+        self.assertIn("fp8kvd_build_info", get(f"http://127.0.0.1:{http}/metrics"))
+        rules = json.loads(get(f"http://127.0.0.1:{prometheus}/api/v1/rules"))
+        self.assertTrue(rules["data"]["groups"])
+        status, said = run(*compose, "stop")
+        self.assertEqual(status, 0, said)
+        _, said = self.podman("ps", "-a", "--format", "{{.Names}} {{.ExitCode}}")
+        self.assertIn("fp8kvd_test_fp8kvd_1 0", said)
 
 
 class Compose(unittest.TestCase):
