@@ -82,9 +82,9 @@ StoreImage SeqStore::Image() const {
   std::vector<std::vector<std::vector<uint32_t>>> numbers;  // [models][groups][pages_total]
   for (const ModelPools& model : models_) {
     image.pages.emplace_back(model.pools.size());
+    auto& pools = numbers.emplace_back();
     for (const auto& pool : model.pools) {
-      if (numbers.size() < image.pages.size()) numbers.emplace_back();
-      numbers.back().emplace_back(static_cast<size_t>(pool->pages_total()), 0);
+      pools.emplace_back(static_cast<size_t>(pool->pages_total()), 0);
     }
   }
   const auto is_live = [](const Seq& seq) { return seq.occupied && !seq.freed; };

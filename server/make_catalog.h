@@ -1,6 +1,8 @@
 // server/make_catalog.h: what server/translate knows of the daemon, from its parts.
 #pragma once
 
+#include <vector>
+
 #include "config/load.h"
 #include "config/model.h"
 #include "kernels/backend.h"

@@ -1,7 +1,6 @@
 #include "server/engine/snapshot_facts.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <string>
 #include <utility>
@@ -24,43 +23,40 @@ uint16_t ProbeValue(uint32_t i) {
   return static_cast<uint16_t>((mixed & 0x8000U) | exponent << 7 | (mixed & 0x7FU));
 }
 
-// A page of one block, filled by an append.
-class Probe {
- public:
-  static absl::StatusOr<uint64_t> Layout(kernels::Backend* backend, const Shape& shape) {
-    const auto [precision, head_dim] = shape;
-    const int64_t block_bytes = backend->BlockBytes(precision, head_dim);
-    const absl::StatusOr<uint8_t*> page = backend->AllocPool(block_bytes);
-    if (!page.ok()) return page.status();
-    const absl::StatusOr<int32_t*> table = backend->AllocTable(1);
-    if (!table.ok()) return table.status();
-    const size_t values = size_t{kPageTokens} * static_cast<size_t>(head_dim);
-    const absl::StatusOr<uint8_t*> rows =
-        backend->AllocStaging(static_cast<int64_t>(2 * values * sizeof(uint16_t)));
-    if (!rows.ok()) return rows.status();
-    auto* const k = reinterpret_cast<uint16_t*>(*rows);
-    for (size_t i = 0; i < 2 * values; ++i) k[i] = ProbeValue(static_cast<uint32_t>(i));
+// The hash of a block that an append has filled, in a page of one block.
+absl::StatusOr<uint64_t> LayoutOf(const Shape& shape, kernels::Backend* backend) {
+  const auto [precision, head_dim] = shape;
+  const int64_t block_bytes = backend->BlockBytes(precision, head_dim);
+  const absl::StatusOr<uint8_t*> page = backend->AllocPool(block_bytes);
+  if (!page.ok()) return page.status();
+  const absl::StatusOr<int32_t*> table = backend->AllocTable(1);
+  if (!table.ok()) return table.status();
+  const size_t values = size_t{kPageTokens} * static_cast<size_t>(head_dim);
+  const absl::StatusOr<uint8_t*> rows =
+      backend->AllocStaging(static_cast<int64_t>(2 * values * sizeof(uint16_t)));
+  if (!rows.ok()) return rows.status();
+  auto* const k = reinterpret_cast<uint16_t*>(*rows);
+  for (size_t i = 0; i < 2 * values; ++i) k[i] = ProbeValue(static_cast<uint32_t>(i));
 
-    const kernels::TableEdit edit{.at = *table, .page = 0};
-    absl::Status status = backend->UpdateTables(absl::MakeConstSpan(&edit, 1));
-    if (!status.ok()) return status;
-    const kernels::AppendRow row{.k = k,
-                                 .v = k + values,
-                                 .block_table = *table,
-                                 .base = *page,
-                                 .page_stride = block_bytes,
-                                 .pos = 0,
-                                 .n = kPageTokens,
-                                 .kv_heads = 1};
-    status = backend->Append(
-        {.rows = &row, .rows_count = 1, .head_dim = head_dim, .precision = precision});
-    if (!status.ok()) return status;
-    std::vector<uint8_t> bytes(static_cast<size_t>(block_bytes));
-    status = backend->Read(*page, absl::MakeSpan(bytes));
-    if (!status.ok()) return status;
-    return XXH3_64bits(bytes.data(), bytes.size());
-  }
-};
+  const kernels::TableEdit edit{.at = *table, .page = 0};
+  absl::Status status = backend->UpdateTables(absl::MakeConstSpan(&edit, 1));
+  if (!status.ok()) return status;
+  const kernels::AppendRow row{.k = k,
+                               .v = k + values,
+                               .block_table = *table,
+                               .base = *page,
+                               .page_stride = block_bytes,
+                               .pos = 0,
+                               .n = kPageTokens,
+                               .kv_heads = 1};
+  status = backend->Append(
+      {.rows = &row, .rows_count = 1, .head_dim = head_dim, .precision = precision});
+  if (!status.ok()) return status;
+  std::vector<uint8_t> bytes(static_cast<size_t>(block_bytes));
+  status = backend->Read(*page, absl::MakeSpan(bytes));
+  if (!status.ok()) return status;
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
 
 // "0-4: softcap 50; 5: softcap 50, sinks".
 std::string Attention(const ModelGeometry& geometry) {
@@ -102,7 +98,7 @@ absl::StatusOr<std::vector<SnapshotFact>> MakeFacts(const std::vector<ModelSetup
       const std::string of = absl::StrCat(name, ", layer group ", g, ", ");
       const Shape shape(group.precision, group.head_dim);
       if (layouts.find(shape) == layouts.end()) {
-        const absl::StatusOr<uint64_t> layout = Probe::Layout(backend, shape);
+        const absl::StatusOr<uint64_t> layout = LayoutOf(shape, backend);
         if (!layout.ok()) return layout.status();
         layouts[shape] = *layout;
       }
