@@ -2,10 +2,10 @@
 // (PlanPrecision, MeasureKvError), so that no poller is held up.
 //
 // Tenants. Each has a line of its own. Lines that wait take turns, and a turn is one piece of the
-//   oldest task of the line: a few milliseconds, however large the task is. So a tenant waits, for
-//   each piece of its own, one of every other tenant at most, whatever those have waiting; and
-//   where several always wait they get alike time. (It is deficit round robin with pieces of
-//   alike cost, so that no deficit need be kept.)
+//   oldest task of the line: some milliseconds, however large the task is (the largest, the import
+//   of a config.json of a mebibyte, takes some 30). So a tenant waits, for each piece of its own,
+//   for one of every other tenant at most, whatever those have waiting; and those that always wait
+//   get alike turns. (Deficit round robin whose pieces count alike, so that no deficit is kept.)
 // Promises: every task that Run took is continued until it is done, before the destructor returns.
 //   Of a tenant at most tasks_per_tenant_max() wait, beside one whose piece is being done.
 // Threads: Run from any.

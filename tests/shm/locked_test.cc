@@ -240,6 +240,25 @@ TEST(LockedTransport, SessionsAndBytesOfOneLeaveAnothersAlone) {
   }
 }
 
+// Eight pages of 64 tokens, four for each.
+TEST(LockedTransport, PagesThatOneHasLeaveAnothersPart) {
+  ServerRigOptions options = Locked::Options();
+  options.models[0].pages = 8;
+  Locked locked(options);
+  const v1::Handle as = locked.Create(kAlpha)[0];
+  const v1::Handle bs = locked.Create(kBeta)[0];
+  RawClient of_a(locked.Ticket(kAlpha));
+  RawClient of_b(locked.Ticket(kBeta));
+  const auto append = [&locked](RawClient& client, const v1::Handle& handle, uint64_t pos, int n) {
+    client.Push(client.Place(locked.rig->Chunk(handle, pos, Ids(n, pos), 0)));
+    const std::optional<shm::Reply> reply = client.Wait();
+    return reply.has_value() ? client.ErrorOf(*reply) : "no reply";
+  };
+  EXPECT_EQ(append(of_a, as, 0, 256), "OK");
+  EXPECT_THAT(append(of_a, as, 256, 1), StartsWith("RESOURCE_EXHAUSTED"));
+  EXPECT_EQ(append(of_b, bs, 0, 256), "OK");
+}
+
 // b's step goes with one of the next launches, however many of a's were there before it.
 TEST(LockedTransport, TenantsShareLaunchesAsOverGrpc) {
   constexpr uint64_t kRequests = 7;  // of a, each of six sequences
