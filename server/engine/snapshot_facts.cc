@@ -80,8 +80,8 @@ absl::StatusOr<std::vector<SnapshotFact>> MakeFacts(const std::vector<ModelSetup
                                                     kernels::Backend* backend) {
   std::map<Shape, uint64_t> layouts;
   std::vector<SnapshotFact> facts;
-  const auto add = [&facts](std::string name, const auto& value) {
-    facts.push_back({.name = std::move(name), .value = absl::StrCat(value)});
+  const auto add = [&facts](const std::string& name, const auto& value) {
+    facts.push_back({.name = name, .value = absl::StrCat(value)});
   };
   add("device", backend->Device().kind);
   add("tokens of a page", kPageTokens);
