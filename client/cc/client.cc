@@ -23,6 +23,7 @@ using std::chrono::milliseconds;
 // A destructor may not hold its thread long; the lease frees what this does not.
 constexpr int64_t kFreeInDestructorMs = 1'000;
 constexpr uint32_t kListPageSize = 256;
+constexpr size_t kHandlesMax = 1024;  // that every server takes in a request
 // Of one sequence: beyond what any server takes, and no sum or product of them overflows.
 constexpr uint64_t kTokensMax = std::numeric_limits<uint32_t>::max();
 
@@ -289,7 +290,17 @@ absl::StatusOr<std::vector<ItemError>> Client::FreeSequences(std::vector<Sequenc
   std::vector<Handle> handles;
   handles.reserve(sequences.size());
   for (Sequence& sequence : sequences) handles.push_back(sequence.Release());
-  return FreeSequences(absl::Span<const Handle>(handles));
+  std::vector<ItemError> errors;
+  for (size_t begin = 0; begin < handles.size(); begin += kHandlesMax) {
+    absl::StatusOr<std::vector<ItemError>> some =
+        FreeSequences(absl::MakeConstSpan(handles).subspan(begin, kHandlesMax));
+    if (!some.ok()) return some.status();  // their leases free the rest
+    for (ItemError& error : *some) {
+      error.index += static_cast<uint32_t>(begin);
+      errors.push_back(std::move(error));
+    }
+  }
+  return errors;
 }
 
 absl::StatusOr<StatReply> Client::StatSequences(absl::Span<const Handle> handles) {

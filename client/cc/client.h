@@ -78,7 +78,7 @@ class Client {
   absl::StatusOr<std::vector<ItemError>> TruncateSequences(absl::Span<const Handle> handles,
                                                            absl::Span<const uint64_t> seq_lens);
   absl::StatusOr<std::vector<ItemError>> FreeSequences(absl::Span<const Handle> handles);
-  // The same in one call for sequences that this process owns.
+  // The same for sequences that this process owns, in as few calls as servers take.
   absl::StatusOr<std::vector<ItemError>> FreeSequences(std::vector<Sequence> sequences);
   absl::StatusOr<StatReply> StatSequences(absl::Span<const Handle> handles);
   // Starts leases anew; only needed for handles that this process does not own.

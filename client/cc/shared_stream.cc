@@ -155,8 +155,9 @@ absl::Status SharedStream::Recover() {
 // What the session answered before, it answered for good: its memory may be another's by now.
 void SharedStream::KeepReplies() {
   if (session_ == nullptr) return;
-  const bool is_broken = session_->is_broken();
-  for (SharedCallPtr& call : session_->Detach(inbox_)) {
+  SharedInbox done = session_->Detach(inbox_);
+  const bool is_broken = session_->is_broken();  // asked after: what its end failed is lost
+  for (SharedCallPtr& call : done) {
     const bool is_lost = is_broken && absl::IsUnavailable(call->status);
     if (!is_lost && unanswered_.erase(call->id) > 0) answered_.push_back(std::move(call));
   }

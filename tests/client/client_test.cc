@@ -211,6 +211,14 @@ TEST_F(Leases, ManySequencesAreFreedInOneCall) {
   EXPECT_EQ(server_.freed().size(), 5U);
 }
 
+TEST_F(Leases, MoreSequencesThanACallTakesAreFreedInSeveral) {
+  auto sequences = client_->CreateSequences({.count = 1000}).value();
+  auto more = client_->CreateSequences({.count = 500}).value();
+  for (Sequence& sequence : more) sequences.push_back(std::move(sequence));
+  EXPECT_THAT(client_->FreeSequences(std::move(sequences)).value(), IsEmpty());
+  EXPECT_EQ(server_.freed().size(), 1500U);
+}
+
 static_assert(LeaseClock::is_steady, "a lease is renewed whatever the time of day is set to");
 
 TEST_F(Leases, ASequenceIsRenewedInTheBackground) {

@@ -122,6 +122,7 @@ class FakeServer final : public v1::DecodeAttention::Service {
   grpc::Status FreeSequences(grpc::ServerContext* context, const v1::FreeSequencesRequest* request,
                              v1::FreeSequencesResponse*) override {
     if (const grpc::Status s = Begin(context); !s.ok()) return s;
+    if (request->handles_size() > 1024) return {grpc::StatusCode::INVALID_ARGUMENT, "handles"};
     const std::lock_guard<std::mutex> lock(mu_);
     for (const v1::Handle& handle : request->handles()) freed_.push_back(handle.seq_id());
     return {};
