@@ -33,6 +33,7 @@ import tempfile
 import time
 import urllib.request
 
+CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")  # of loopback, too
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A decode of 128 sequences of 2,048 tokens, 64/8 heads, fp8_kv: cell A of kernels_h200.json. This
 # times the calls a second is the part of the time in which attention kernels run.
@@ -295,7 +296,8 @@ def main():
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: see above")
     args = parser.parse_args()
     programs = Programs(args.bin, args.prefix)
-    out = {"commit": args.commit, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    out = {"commit": args.commit, "congestion_control": CONGESTION.read_text().strip(),
+           "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     failed = []
     with open(args.out + ".log", "w") as log:
         for part in (steps, captures, calls, shared_memory, beside, crowd):
