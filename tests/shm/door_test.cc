@@ -76,7 +76,7 @@ class CountingClock final : public engine::Clock {
   int64_t looks() const { return looks_; }
 
  private:
-  const engine::SteadyClock clock_;
+  const engine::SteadyClock clock_{};
   mutable std::atomic<int64_t> looks_{0};
 };
 
