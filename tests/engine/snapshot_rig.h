@@ -10,6 +10,20 @@
 
 namespace fp8kvd::testing {
 
+// Instrumented code is slower by hundreds: there tests that try everything try one in so many.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)  // GCC
+#define FP8KVD_IS_INSTRUMENTED 1
+#elif defined(__has_feature)  // Clang
+#define FP8KVD_IS_INSTRUMENTED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#else
+#define FP8KVD_IS_INSTRUMENTED 0
+#endif
+#if FP8KVD_IS_INSTRUMENTED
+inline constexpr int32_t kOneIn = 67;
+#else
+inline constexpr int32_t kOneIn = 1;
+#endif
+
 // A sink with so much room.
 class StringSink final : public engine::SnapshotSink {
  public:
