@@ -5,7 +5,7 @@
 //   drain whose sequences should have been saved and are not; main's own is 2, for flags and
 //   configurations that it refuses.
 // Threads: fixed once ready: this one, the engine's with its workers, pollers, those of shared
-//   memory and its door, one helper, eight for HTTP.
+//   memory and its door, two helpers, eight for HTTP.
 // Signals: SIGTERM and SIGINT drain; a second one while draining changes nothing. SIGHUP reads the
 //   configuration (reload.h) and tokens_file again; TLS files are read when they change. Under
 //   systemd (ops/notify.h) it says when it is ready, reloads, stops and is alive.

@@ -1,4 +1,4 @@
-"""Makes fp8kvd/v1/kv_pb2.py from kv.proto while the package is built; it is never committed."""
+"""Makes fp8kvd/v1/*_pb2.py from proto/ while the package is built; they are never committed."""
 
 import pathlib
 import shutil
@@ -8,15 +8,15 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 HERE = pathlib.Path(__file__).resolve().parent
-KV_PROTO = pathlib.Path("fp8kvd/v1/kv.proto")
+PROTOS = [pathlib.Path("fp8kvd/v1") / name for name in ("kv.proto", "accuracy.proto")]
 
 
 def proto_root() -> pathlib.Path:
     """proto/ beside this file in a source distribution, at the repository's root in a checkout."""
     for root in (HERE / "proto", HERE.parents[1] / "proto"):
-        if (root / KV_PROTO).is_file():
+        if (root / PROTOS[0]).is_file():
             return root
-    raise SystemExit(f"{KV_PROTO} is neither under {HERE / 'proto'} nor in a checkout around it; "
+    raise SystemExit(f"{PROTOS[0]} is neither under {HERE / 'proto'} nor in a checkout around it; "
                      "build from a checkout of fp8kvd or from a source distribution")
 
 
@@ -31,19 +31,20 @@ class BuildWithStubs(build_py):
         root = proto_root()
         arguments = [f"-I{root}", f"--python_out={target}", f"--pyi_out={target}"]
         target.mkdir(parents=True, exist_ok=True)
-        if protoc.main(["protoc", *arguments, str(root / KV_PROTO)]) != 0:
-            raise SystemExit(f"protoc refused {root / KV_PROTO}; its message stands above")
+        if protoc.main(["protoc", *arguments, *(str(root / proto) for proto in PROTOS)]) != 0:
+            raise SystemExit(f"protoc refused what is in {root}; its message stands above")
         (target / "fp8kvd/v1/__init__.py").touch()
 
 
 class SdistWithProto(sdist):
-    """Takes kv.proto along, since a source distribution has no checkout around it."""
+    """Takes proto/ along, since a source distribution has no checkout around it."""
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
         super().make_release_tree(base_dir, files)
-        target = pathlib.Path(base_dir) / "proto" / KV_PROTO
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(proto_root() / KV_PROTO, target)
+        for proto in PROTOS:
+            target = pathlib.Path(base_dir) / "proto" / proto
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(proto_root() / proto, target)
 
 
 setuptools.setup(cmdclass={"build_py": BuildWithStubs, "sdist": SdistWithProto})

@@ -95,8 +95,11 @@ double RelativeL2(const Numbers& x, const Numbers& exact) {
   return norm > 0 ? std::sqrt(error / norm) : 0.0;
 }
 
-// Attention of all steps, [steps, q_heads, head_dim].
-Numbers Attend(const AttentionRows& rows, const Numbers& k, const Numbers& v) {
+using IsCancelled = std::function<bool()>;
+
+// Attention of all steps, [steps, q_heads, head_dim]; of fewer once cancelled.
+Numbers Attend(const AttentionRows& rows, const Numbers& k, const Numbers& v,
+               const IsCancelled& is_cancelled) {
   DecodeInput input;
   input.kv_heads = rows.kv_heads;
   input.group = rows.group;
@@ -106,7 +109,7 @@ Numbers Attend(const AttentionRows& rows, const Numbers& k, const Numbers& v) {
   input.softcap = rows.softcap;
   const size_t q_row = size_t{1} * rows.kv_heads * rows.group * rows.head_dim;
   Numbers out;
-  for (size_t step = 0; step < rows.positions.size(); ++step) {
+  for (size_t step = 0; step < rows.positions.size() && !is_cancelled(); ++step) {
     input.q = &rows.q[step * q_row];
     input.pos = rows.positions[step];
     const DecodeOutput one = DecodeNumbers(input, k, v);
@@ -129,7 +132,7 @@ double WorstRow(const Numbers& x, const Numbers& exact, size_t head_dim) {
 }
 
 WayError MeasureWay(const AttentionRows& rows, const Numbers& k, const Numbers& v,
-                    const Numbers& exact_out, Way way) {
+                    const Numbers& exact_out, Way way, const IsCancelled& is_cancelled) {
   Stored k_stored = Store(rows, k, way);
   Stored v_stored = Store(rows, v, way);
   WayError error;
@@ -140,7 +143,8 @@ WayError MeasureWay(const AttentionRows& rows, const Numbers& k, const Numbers& 
   if (way == Way::kRowVOnly) k_stored.numbers = k;
   error.k = RelativeL2(k_stored.numbers, k);
   error.v = RelativeL2(v_stored.numbers, v);
-  const Numbers out = Attend(rows, k_stored.numbers, v_stored.numbers);
+  const Numbers out = Attend(rows, k_stored.numbers, v_stored.numbers, is_cancelled);
+  if (out.size() != exact_out.size()) return error;  // cancelled
   error.op = RelativeL2(out, exact_out);
   error.op_worst_row = WorstRow(out, exact_out, rows.head_dim);
   return error;
@@ -234,15 +238,21 @@ const char* WayName(Way way) {
 }
 
 Accuracy MeasureAccuracy(const AttentionRows& rows) {
+  return *MeasureAccuracy(rows, [] { return false; });
+}
+
+std::optional<Accuracy> MeasureAccuracy(const AttentionRows& rows,
+                                        const std::function<bool()>& is_cancelled) {
   FP8KVD_CHECK(!rows.positions.empty() && rows.positions.back() < rows.tokens());
   FP8KVD_CHECK(rows.k.size() == rows.v.size());
   const Numbers k = Widened(rows.k);
   const Numbers v = Widened(rows.v);
-  const Numbers exact_out = Attend(rows, k, v);
+  const Numbers exact_out = Attend(rows, k, v, is_cancelled);
   Accuracy accuracy;
-  for (int way = 0; way < kWays; ++way) {
-    accuracy.ways[way] = MeasureWay(rows, k, v, exact_out, static_cast<Way>(way));
+  for (int way = 0; way < kWays && !is_cancelled(); ++way) {
+    accuracy.ways[way] = MeasureWay(rows, k, v, exact_out, static_cast<Way>(way), is_cancelled);
   }
+  if (is_cancelled()) return std::nullopt;
   accuracy.k = Profile(rows, k);
   accuracy.v = Profile(rows, v);
   MeasureScores(rows, k, &accuracy);

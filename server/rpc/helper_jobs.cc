@@ -1,8 +1,5 @@
 #include "server/rpc/helper_jobs.h"
 
-#include <algorithm>
-#include <cstring>
-#include <iterator>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -12,7 +9,6 @@
 #include "config/model.h"
 #include "server/rpc/control_job.h"
 #include "server/translate/requests.h"
-#include "server/translate/rows.h"
 
 namespace fp8kvd::rpc {
 namespace {
@@ -20,9 +16,6 @@ namespace {
 constexpr int32_t kHelperRetryMs = 50;
 constexpr size_t kHfConfigBytesMax = size_t{1} << 20;
 constexpr size_t kPlanBytesMax = kHfConfigBytesMax + 4096;
-constexpr size_t kMeasureBytesMax = size_t{16} << 20;  // a second of the reference's arithmetic
-// Of K and of V each in a turn of the helper thread: some milliseconds of that arithmetic.
-constexpr size_t kPieceBytes = size_t{32} << 10;
 
 template <typename... Parts>
 absl::Status Invalid(const Parts&... parts) {
@@ -77,17 +70,17 @@ Job::Next HelperJob::Begin(grpc::ByteBuffer* bytes, const Arrival& arrival) {
   cancelled_.store(false, std::memory_order_relaxed);
   status_ = Read(bytes);
   if (!status_.ok()) return Next::kAnswer;
-  if (parts().helper->Run(this, arrival.tenant)) return Next::kLater;
+  if (thread().Run(this, arrival.tenant)) return Next::kLater;
   retry_after_ms_ = kHelperRetryMs;
-  status_ = absl::ResourceExhaustedError(
-      absl::StrCat("as many plans and measurements of yours wait as may (",
-                   parts().helper->tasks_per_tenant_max(), "); try again"));
+  status_ =
+      absl::ResourceExhaustedError(absl::StrCat("as many calls of this rpc of yours wait as may (",
+                                                thread().tasks_per_tenant_max(), "); try again"));
   return Next::kAnswer;
 }
 
 bool HelperJob::Continue() {
   absl::StatusOr<bool> has_more = false;
-  if (cancelled_.load(std::memory_order_relaxed)) {
+  if (is_cancelled()) {
     has_more = absl::CancelledError("the client ended the call, or its deadline passed");
   } else {
     has_more = Compute();
@@ -192,66 +185,6 @@ absl::Status PlanJob::SetLive() {
   live.set_contradicts(verdict->contradicts);
   live.set_hint(verdict->hint);
   return absl::OkStatus();
-}
-
-absl::Status MeasureJob::Read(grpc::ByteBuffer* bytes) {
-  absl::Status status = ParseBounded(bytes, kMeasureBytesMax, &request_);
-  if (!status.ok()) return status;
-  const uint32_t kv_heads = request_.kv_heads();
-  if (kv_heads < 1 || kv_heads > static_cast<uint32_t>(kKvHeadsMax)) {
-    return Invalid("kv_heads is ", kv_heads, ", allowed are 1 to ", kKvHeadsMax,
-                   "; send the model's");
-  }
-  const auto is_head_dim = [this](int32_t dim) {
-    return static_cast<uint32_t>(dim) == request_.head_dim();
-  };
-  if (std::none_of(std::begin(kHeadDims), std::end(kHeadDims), is_head_dim)) {
-    return Invalid("head_dim is ", request_.head_dim(),
-                   ", kernels exist for 64, 80, 96, 128, 192 and 256; send one of those");
-  }
-  const size_t token_bytes = size_t{kv_heads} * request_.head_dim() * sizeof(uint16_t);
-  const size_t size = request_.k().size();
-  if (size == 0 || size % token_bytes != 0 || request_.v().size() != size) {
-    return Invalid("k holds ", size, " bytes and v ", request_.v().size(),
-                   ", they must be equal and a multiple of ", token_bytes, " (", kv_heads,
-                   " kv_heads x head_dim ", request_.head_dim(), " x 2 B); send whole tokens");
-  }
-  const kernels::reference::RowsErrorSum none(static_cast<int32_t>(request_.head_dim()));
-  rows_ = {{"k", &request_.k(), none}, {"v", &request_.v(), none}};
-  bytes_measured_ = 0;
-  return absl::OkStatus();
-}
-
-absl::Status MeasureJob::Measure(Rows& rows, size_t bytes) const {
-  std::vector<uint16_t> piece(bytes / sizeof(uint16_t));
-  std::memcpy(piece.data(), rows.bytes->data() + bytes_measured_, bytes);
-  const std::optional<translate::BadElement> bad = translate::FindBad(piece);
-  if (bad.has_value()) {
-    const auto before = static_cast<int64_t>(bytes_measured_ / sizeof(uint16_t));
-    return Invalid(rows.name, ": element ", before + bad->index, " is ", bad->text,
-                   ", values must be finite and below 2^28 in size; find where the model makes it");
-  }
-  rows.sum.Add(piece);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<bool> MeasureJob::Compute() {
-  const size_t row_bytes = request_.head_dim() * sizeof(uint16_t);
-  const size_t bytes =
-      std::min(kPieceBytes / row_bytes * row_bytes, request_.k().size() - bytes_measured_);
-  for (Rows& rows : rows_) {
-    absl::Status status = Measure(rows, bytes);
-    if (!status.ok()) return status;
-  }
-  bytes_measured_ += bytes;
-  if (bytes_measured_ < request_.k().size()) return true;
-  response_.Clear();
-  response_.set_k_error(rows_[0].sum.overall());
-  response_.set_v_error(rows_[1].sum.overall());
-  response_.set_k_error_worst_row(rows_[0].sum.worst_row());
-  response_.set_v_error_worst_row(rows_[1].sum.worst_row());
-  response_.set_tokens(request_.k().size() / (row_bytes * request_.kv_heads()));
-  return false;
 }
 
 }  // namespace fp8kvd::rpc

@@ -1,4 +1,4 @@
-// server/rpc/helper_jobs.h: the rpcs that compute without the engine, on the helper thread.
+// server/rpc/helper_jobs.h: the rpcs that compute without the engine, on a helper thread.
 #pragma once
 
 #include <atomic>
@@ -9,13 +9,12 @@
 #include "config/calibration.h"
 #include "config/live_load.h"
 #include "fp8kvd/v1/kv.pb.h"
-#include "kernels/reference/format.h"
 #include "server/rpc/helper_thread.h"
 #include "server/rpc/job.h"
 
 namespace fp8kvd::rpc {
 
-// Parses on the poller, computes on the helper thread, in pieces.
+// Parses on the poller, computes on a helper thread, in pieces.
 class HelperJob : public Job, private HelperThread::Task {
  public:
   using Job::Job;
@@ -24,10 +23,13 @@ class HelperJob : public Job, private HelperThread::Task {
   void Cancel() final { cancelled_.store(true, std::memory_order_relaxed); }
 
  protected:
+  virtual HelperThread& thread() = 0;
   // On the poller: the message, checked as far as its size goes.
   virtual absl::Status Read(grpc::ByteBuffer* bytes) = 0;
   // On the helper thread: a piece of it; true: there is more.
   virtual absl::StatusOr<bool> Compute() = 0;
+  // Then nobody waits for the rest; looked at before each piece.
+  bool is_cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
   virtual const google::protobuf::Message& response() const = 0;
   // Gives the messages' memory back: the job waits for its next call, and these are the largest.
   virtual void Forget() = 0;
@@ -55,6 +57,7 @@ class PlanJob final : public HelperJob {
   using HelperJob::HelperJob;
 
  private:
+  HelperThread& thread() override { return *parts().planning; }
   absl::Status Read(grpc::ByteBuffer* bytes) override;
   absl::StatusOr<bool> Compute() override;
   const google::protobuf::Message& response() const override { return response_; }
@@ -65,30 +68,6 @@ class PlanJob final : public HelperJob {
 
   v1::PlanPrecisionRequest request_;
   v1::PlanPrecisionResponse response_;
-};
-
-class MeasureJob final : public HelperJob {
- public:
-  using HelperJob::HelperJob;
-
- private:
-  absl::Status Read(grpc::ByteBuffer* bytes) override;
-  absl::StatusOr<bool> Compute() override;
-  const google::protobuf::Message& response() const override { return response_; }
-  void Forget() override { v1::MeasureKvErrorRequest().Swap(&request_); }
-
-  // K or V.
-  struct Rows {
-    const char* name;
-    const std::string* bytes;
-    kernels::reference::RowsErrorSum sum;
-  };
-  absl::Status Measure(Rows& rows, size_t bytes) const;
-
-  v1::MeasureKvErrorRequest request_;
-  v1::MeasureKvErrorResponse response_;
-  std::vector<Rows> rows_;
-  size_t bytes_measured_ = 0;  // of each
 };
 
 }  // namespace fp8kvd::rpc

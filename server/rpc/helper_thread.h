@@ -1,11 +1,12 @@
-// server/rpc/helper_thread.h: one thread for what takes milliseconds and touches no sequence
-// (PlanPrecision, MeasureKvError), so that no poller is held up.
+// server/rpc/helper_thread.h: one thread for what takes a while and touches no sequence, so that no
+// poller is held up. PlanPrecision and MeasureKvError have one each: plans wait for no measurement.
 //
 // Tenants. Each has a line of its own. Lines that wait take turns, and a turn is one piece of the
 //   oldest task of the line: some milliseconds, however large the task is (the largest, the import
 //   of a config.json of a mebibyte, takes some 30). So a tenant waits, for each piece of its own,
 //   for one of every other tenant at most, whatever those have waiting; and those that always wait
 //   get alike turns. (Deficit round robin whose pieces count alike, so that no deficit is kept.)
+//   Attention over rows (measure_job.h) is one piece of seconds: measurements may wait for that.
 // Promises: every task that Run took is continued until it is done, before the destructor returns.
 //   Of a tenant at most tasks_per_tenant_max() wait, beside one whose piece is being done.
 // Threads: Run from any.

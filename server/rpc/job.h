@@ -32,7 +32,8 @@ struct Parts {
   const translate::Catalog* catalog = nullptr;
   engine::Engine* engine = nullptr;
   const engine::Clock* clock = nullptr;
-  HelperThread* helper = nullptr;
+  HelperThread* planning = nullptr;
+  HelperThread* measuring = nullptr;
   const Planner* planner = nullptr;
   shm::TicketBook* tickets = nullptr;  // null: no same-host transport
   const Tokens* tokens = nullptr;      // null: nobody needs one, all are tenant 0

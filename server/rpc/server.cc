@@ -95,7 +95,7 @@ class Server::Sweeper final : private Event {
 };
 
 Server::Server(Planner planner, int32_t tenants, ops::Metrics* metrics)
-    : planner_(std::move(planner)), services_(metrics), helper_(tenants) {}
+    : planner_(std::move(planner)), services_(metrics), planning_(tenants), measuring_(tenants) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOptions& options,
                                                       const translate::Catalog* catalog,
@@ -108,7 +108,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOption
   parts.catalog = catalog;
   parts.engine = engine;
   parts.clock = clock;
-  parts.helper = &self->helper_;
+  parts.planning = &self->planning_;
+  parts.measuring = &self->measuring_;
   parts.planner = &self->planner_;
   parts.tokens = locks.tokens;
   parts.tickets = tickets;

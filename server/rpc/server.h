@@ -66,7 +66,8 @@ class Server {
   class Sweeper;
 
   std::vector<std::unique_ptr<Poller>> pollers_;
-  HelperThread helper_;                                   // ends first: it posts to them
+  HelperThread planning_;                                 // ends first: it posts to them
+  HelperThread measuring_;                                // so does this
   std::vector<std::unique_ptr<Sweeper>> sweepers_;        // one for each poller
   std::shared_ptr<grpc::ServerCredentials> credentials_;  // gRPC does not hold them
   std::unique_ptr<grpc::Server> server_;

@@ -11,6 +11,7 @@
 #include "server/rpc/health.h"
 #include "server/rpc/helper_jobs.h"
 #include "server/rpc/info_job.h"
+#include "server/rpc/measure_job.h"
 #include "server/rpc/reflection_call.h"
 #include "server/rpc/shared_memory_job.h"
 #include "server/rpc/stream_call.h"

@@ -21,9 +21,10 @@ def generate_stubs():
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     proto = ROOT / "proto"
     arguments = ["protoc", f"-I{proto}", f"--python_out={directory}",
-                 f"--grpc_python_out={directory}", str(proto / "fp8kvd/v1/kv.proto")]
+                 f"--grpc_python_out={directory}",
+                 *map(str, (proto / "fp8kvd/v1").glob("*.proto"))]
     if protoc.main(arguments) != 0:
-        raise RuntimeError("protoc refused proto/fp8kvd/v1/kv.proto")
+        raise RuntimeError("protoc refused proto/fp8kvd/v1")
     sys.path.insert(0, directory)
 
 

@@ -70,6 +70,16 @@ TEST(MeasureAccuracy, CountsElementsBelowTheNormalCodes) {
   EXPECT_NEAR(a.v.subnormal, 1.0 / 6, 1e-15);
 }
 
+TEST(MeasureAccuracy, CancelledItStopsAtTheNextStep) {
+  for (const int after : {0, 1, 4}) {  // before the first step, in exact attention, in a way
+    int asked = 0;
+    const auto is_cancelled = [&] { return ++asked > after; };
+    EXPECT_FALSE(MeasureAccuracy(Rows({448, 17, 448, 0, 896, 0}), is_cancelled).has_value());
+    EXPECT_LE(asked, after + 4);
+  }
+  EXPECT_TRUE(MeasureAccuracy(Rows({448, 17, 448, 0, 896, 0}), [] { return false; }).has_value());
+}
+
 TEST(MeasureAccuracy, NamesTheRowsThatSuffer) {
   const Accuracy a = MeasureAccuracy(Rows({448, 0, 448, 17, 448, 34}));
   ASSERT_EQ(a.v.worst.size(), 3u);

@@ -10,7 +10,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "client/python"
-PROTO = ROOT / "proto/fp8kvd/v1/kv.proto"
+PROTOS = sorted((ROOT / "proto/fp8kvd/v1").glob("*.proto"))
 BIN = pathlib.Path(os.environ.get("FP8KVD_BIN_DIR", ROOT / "build/release/bin"))
 BUILD = pathlib.Path(os.environ.get("FP8KVD_BUILD_DIR", ROOT / "build/release")) / "python"
 SITE = BUILD / "site"
@@ -29,7 +29,7 @@ def _copy_of_checkout():
     """client/python and the proto as a checkout has them, where building leaves no trace."""
     checkout = BUILD / "checkout"
     shutil.rmtree(checkout, ignore_errors=True)
-    for path in [*_sources(), PROTO]:
+    for path in [*_sources(), *PROTOS]:
         target = checkout / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
@@ -40,7 +40,7 @@ def install():
     """Builds and installs, unless the sources are those of the last time. Returns the wheel."""
     BUILD.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(sys.version.encode())
-    for path in [*_sources(), PROTO]:
+    for path in [*_sources(), *PROTOS]:
         digest.update(f"{path}\0".encode() + path.read_bytes())
     stamp = BUILD / "installed.sha256"
     with open(BUILD / "lock", "w") as lock:

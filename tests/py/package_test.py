@@ -25,8 +25,8 @@ class Wheel(unittest.TestCase):
         names = set(zipfile.ZipFile(WHEEL).namelist())
         sources = (ROOT / "client/python/fp8kvd").glob("*.py")
         wanted = {f"fp8kvd/{path.name}" for path in sources} | {
-            "fp8kvd/py.typed", "fp8kvd/v1/__init__.py", "fp8kvd/v1/kv_pb2.py",
-            "fp8kvd/v1/kv_pb2.pyi"}
+            "fp8kvd/py.typed", "fp8kvd/v1/__init__.py"} | {
+            f"fp8kvd/v1/{stub}_pb2.{end}" for stub in ("kv", "accuracy") for end in ("py", "pyi")}
         self.assertEqual({name for name in names if ".dist-info/" not in name}, wanted)
 
     def test_is_what_the_import_finds(self):

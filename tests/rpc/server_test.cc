@@ -219,9 +219,12 @@ TEST(Reflection, ListsServicesAndGivesTheirFiles) {
   ASSERT_EQ(response.list_services_response().service_size(), 3);
   request.set_file_containing_symbol(response.list_services_response().service(0).name());
   ASSERT_TRUE(stream->Write(request) && stream->Read(&response));
-  ASSERT_EQ(response.file_descriptor_response().file_descriptor_proto_size(), 1);
+  // What it imports, then the file itself.
+  ASSERT_EQ(response.file_descriptor_response().file_descriptor_proto_size(), 2);
   google::protobuf::FileDescriptorProto file;
   ASSERT_TRUE(file.ParseFromString(response.file_descriptor_response().file_descriptor_proto(0)));
+  EXPECT_EQ(file.name(), "fp8kvd/v1/accuracy.proto");
+  ASSERT_TRUE(file.ParseFromString(response.file_descriptor_response().file_descriptor_proto(1)));
   EXPECT_EQ(file.package(), "fp8kvd.v1");
   EXPECT_EQ(file.service(0).method_size(), 14);
   request.set_file_containing_symbol("no.such.Thing");

@@ -1,0 +1,50 @@
+// server/rpc/measure_job.h: MeasureKvError: what fp8_kv does to rows that a client sends, and to
+// attention over them where queries come with them. Plain arithmetic in double precision on a
+// thread of its own, bounded in bytes and in work; the engine and the device know nothing of it. K
+// and V go in pieces of some milliseconds; attention over them is one piece, of seconds at most,
+// that ends at the next step once nobody waits for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fp8kvd/v1/kv.pb.h"
+#include "kernels/reference/format.h"
+#include "server/rpc/helper_jobs.h"
+
+namespace fp8kvd::rpc {
+
+class MeasureJob final : public HelperJob {
+ public:
+  using HelperJob::HelperJob;
+
+ private:
+  HelperThread& thread() override { return *parts().measuring; }
+  absl::Status Read(grpc::ByteBuffer* bytes) override;
+  absl::StatusOr<bool> Compute() override;
+  const google::protobuf::Message& response() const override { return response_; }
+  void Forget() override { v1::MeasureKvErrorRequest().Swap(&request_); }
+
+  absl::Status CheckRows() const;
+  absl::Status CheckQueries() const;
+  absl::Status CheckQueryNumbers() const;
+  // K or V.
+  struct Rows {
+    const char* name;
+    const std::string* bytes;
+    kernels::reference::RowsErrorSum sum;
+  };
+  absl::Status Measure(Rows& rows, size_t bytes) const;
+  absl::Status MeasureQueries();
+
+  int64_t tokens() const;
+
+  v1::MeasureKvErrorRequest request_;
+  v1::MeasureKvErrorResponse response_;
+  std::vector<Rows> rows_;
+  size_t bytes_measured_ = 0;  // of each
+};
+
+}  // namespace fp8kvd::rpc
