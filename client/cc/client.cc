@@ -92,6 +92,16 @@ absl::Status CheckAppend(const AppendArgs& args) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<v1::MeasureKvErrorResponse> Measure(Core& core,
+                                                   const v1::MeasureKvErrorRequest& request) {
+  v1::MeasureKvErrorResponse response;
+  absl::Status status = core.Try("MeasureKvError", core.options().timeout_ms, [&](auto& context) {
+    return core.stub().MeasureKvError(&context, request, &response);
+  });
+  if (!status.ok()) return status;
+  return response;
+}
+
 }  // namespace
 
 Sequence::Sequence(std::shared_ptr<Core> core, const Handle& handle, uint64_t ttl_ms)
@@ -340,13 +350,19 @@ absl::StatusOr<Sequence> Client::AdoptSequence(const Handle& handle) {
 absl::StatusOr<KvError> Client::MeasureKvError(uint32_t kv_heads, uint32_t head_dim,
                                                absl::Span<const uint16_t> k,
                                                absl::Span<const uint16_t> v) {
-  const v1::MeasureKvErrorRequest request = ToProto(kv_heads, head_dim, k, v);
-  v1::MeasureKvErrorResponse response;
-  absl::Status status = core_->Try(
-      "MeasureKvError", core_->options().timeout_ms,
-      [&](auto& context) { return core_->stub().MeasureKvError(&context, request, &response); });
-  if (!status.ok()) return status;
-  return FromProto(response);
+  const auto response = Measure(*core_, ToProto(kv_heads, head_dim, k, v));
+  if (!response.ok()) return response.status();
+  return FromProto(*response);
+}
+
+absl::StatusOr<Accuracy> Client::MeasureAccuracy(const MeasureArgs& args) {
+  const auto response = Measure(*core_, ToProto(args));
+  if (!response.ok()) return response.status();
+  if (!response->has_accuracy()) {
+    return absl::UnimplementedError(
+        "MeasureKvError: the server took no queries; it is older than this client, update it");
+  }
+  return FromProto(response->accuracy());
 }
 
 absl::StatusOr<std::vector<SequenceInfo>> Client::ListSequences(const std::string& model,

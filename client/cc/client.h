@@ -96,6 +96,8 @@ class Client {
   absl::StatusOr<KvError> MeasureKvError(uint32_t kv_heads, uint32_t head_dim,
                                          absl::Span<const uint16_t> k,
                                          absl::Span<const uint16_t> v);
+  // What fp8_kv does to attention over rows: at most 16 MiB of them, and some seconds of work.
+  absl::StatusOr<Accuracy> MeasureAccuracy(const MeasureArgs& args);
 
  private:
   explicit Client(std::shared_ptr<Core> core);

@@ -217,6 +217,47 @@ KvError FromProto(const v1::MeasureKvErrorResponse& response) {
           .v_worst_row = response.v_error_worst_row()};
 }
 
+v1::MeasureKvErrorRequest ToProto(const MeasureArgs& args) {
+  v1::MeasureKvErrorRequest request = ToProto(args.kv_heads, args.head_dim, args.k, args.v);
+  v1::AttentionQueries& queries = *request.mutable_queries();
+  queries.set_q_heads(args.q_heads);
+  SetBytes(args.q, queries.mutable_q());
+  for (const int32_t position : args.positions) {
+    queries.add_positions(static_cast<uint32_t>(position));  // of a negative one, beyond the rows
+  }
+  if (args.sm_scale.has_value()) queries.set_sm_scale(*args.sm_scale);
+  queries.set_window(args.window);
+  queries.set_softcap(args.softcap);
+  return request;
+}
+
+Accuracy FromProto(const v1::Accuracy& accuracy) {
+  const auto profile = [](const v1::RowsProfile& rows) {
+    RowsProfile out{.amax = rows.amax(),
+                    .amax_over_rms = rows.amax_over_rms(),
+                    .channel_amax_ratio = rows.channel_amax_ratio(),
+                    .subnormal = rows.subnormal()};
+    for (const v1::OutlierRow& row : rows.worst()) {
+      out.worst.push_back({row.token(), row.kv_head(), row.error(), row.amax()});
+    }
+    return out;
+  };
+  Accuracy out{.k = profile(accuracy.k()),
+               .v = profile(accuracy.v()),
+               .score_spread = accuracy.score_spread(),
+               .effective_keys = accuracy.effective_keys()};
+  for (const v1::WayError& way : accuracy.ways()) {
+    out.ways.push_back({.way = way.way(),
+                        .op = way.op(),
+                        .op_worst_row = way.op_worst_row(),
+                        .k = way.k(),
+                        .v = way.v(),
+                        .saturated = way.saturated(),
+                        .subnormal = way.subnormal()});
+  }
+  return out;
+}
+
 ServerInfo FromProto(const v1::GetServerInfoResponse& response) {
   const v1::Limits& limits = response.limits();
   ServerInfo out{.version = response.version(),

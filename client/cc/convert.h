@@ -41,6 +41,8 @@ std::optional<int64_t> RetryInfoMs(const std::string& status_details);
 v1::MeasureKvErrorRequest ToProto(uint32_t kv_heads, uint32_t head_dim,
                                   absl::Span<const uint16_t> k, absl::Span<const uint16_t> v);
 KvError FromProto(const v1::MeasureKvErrorResponse& response);
+v1::MeasureKvErrorRequest ToProto(const MeasureArgs& args);
+Accuracy FromProto(const v1::Accuracy& accuracy);
 
 ServerInfo FromProto(const v1::GetServerInfoResponse& response);
 PrecisionPlan FromProto(const v1::PlanPrecisionResponse& response);

@@ -166,6 +166,52 @@ struct KvError {
   double v_worst_row = 0;
 };
 
+// Rows of one layer and queries that attend to them.
+struct MeasureArgs {
+  uint32_t kv_heads = 1;
+  uint32_t head_dim = 0;
+  absl::Span<const uint16_t> k = {};  // bf16 [tokens, kv_heads, head_dim], after RoPE and norms
+  absl::Span<const uint16_t> v = {};
+  uint32_t q_heads = 1;
+  absl::Span<const uint16_t> q = {};         // bf16 [steps, q_heads, head_dim]
+  absl::Span<const int32_t> positions = {};  // [steps], ascending, below tokens
+  std::optional<float> sm_scale = {};        // none: 1 / sqrt(head_dim)
+  uint32_t window = 0;                       // 0: all
+  float softcap = 0;                         // 0: off
+};
+
+// What fp8_kv, and other ways to keep K and V in e4m3, do to attention over given rows; relative
+// L2. accuracy.proto says what each number is.
+struct WayError {
+  std::string way = {};
+  double op = 0;
+  double op_worst_row = 0;
+  double k = 0;
+  double v = 0;
+  double saturated = 0;
+  double subnormal = 0;
+};
+struct OutlierRow {
+  uint32_t token = 0;
+  uint32_t kv_head = 0;
+  double error = 0;
+  double amax = 0;
+};
+struct RowsProfile {
+  double amax = 0;
+  double amax_over_rms = 0;
+  double channel_amax_ratio = 0;
+  double subnormal = 0;
+  std::vector<OutlierRow> worst = {};
+};
+struct Accuracy {
+  std::vector<WayError> ways = {};
+  RowsProfile k = {};
+  RowsProfile v = {};
+  double score_spread = 0;
+  double effective_keys = 0;
+};
+
 struct AppendArgs {
   std::string model = {};
   Handle handle = {};

@@ -62,7 +62,7 @@ TEST(Help, OfEveryCommandShowsItsFlagsAndAnExampleOfItself) {
 }
 
 TEST(Help, OfACommandWithoutADaemonHasNoFlagsForOne) {
-  const Ran ran = Ctl({"accuracy", "--help"});
+  const Ran ran = Ctl({"top", "--help"});
   EXPECT_THAT(ran.out, Not(HasSubstr("--target")));
   EXPECT_THAT(ran.out, HasSubstr("--json"));
 }
@@ -112,7 +112,8 @@ INSTANTIATE_TEST_SUITE_P(
         Misuse{"flags_without_command", {"--json"}, "usage: fp8kvctl"},
         Misuse{"flag_before_without_value", {"--target"}, "usage: fp8kvctl"},
         Misuse{"flag_before_and_behind", {"--json", "info", "--json"}, "given twice"},
-        Misuse{"daemon_flag_for_accuracy", {"--target=x", "accuracy"}, "unknown flag --target"},
+        Misuse{"daemon_flag_for_top", {"--target=x", "top"}, "unknown flag --target"},
+        Misuse{"daemon_of_a_local_measurement", {"accuracy", "x", "--target=y"}, "add --remote"},
         Misuse{"switch_with_value", {"info", "--json=yes"}, "takes no value"},
         Misuse{"flag_without_value", {"info", "--target"}, "wants a value"},
         Misuse{"flag_twice", {"info", "--target=a", "--target=b"}, "given twice"},

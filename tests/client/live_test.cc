@@ -1,5 +1,5 @@
-// What a daemon says of the load that it really serves, and of a calibration: the built programs
-// over real sockets, a capture replayed as the load.
+// What a daemon says of the load that it really serves, of a calibration and of rows sent to it:
+// the built programs over real sockets, a capture replayed as the load.
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -73,6 +73,37 @@ TEST(Live, AReplayedLoadAsConfiguredAgrees) {
   EXPECT_THAT(live.out, HasSubstr(R"("r_source":"bytes")"));
   EXPECT_EQ(daemon.End(SIGTERM), 0);
   EXPECT_THAT(daemon.Log(), Not(HasSubstr("but over")));
+}
+
+// Rows sent to the daemon come to what they come to here, bit for bit: JSON's numbers have all
+// their digits. Only the check of the kernels stays where they are.
+TEST(Remote, AccuracyIsThatOfTheLocalReport) {
+  DaemonProcess daemon(Config(1, 1, 1));
+  const std::string capture = "tests/data/captures/smollm2_text_a_layer16.safetensors";
+  const Ran here = Ctl({"accuracy", "--json", capture});
+  ASSERT_EQ(here.exit_code, ctl::kExitOk) << here.out;
+  const size_t kernel = here.out.find(R"("kernel":{)");
+  ASSERT_NE(kernel, std::string::npos);
+  std::string wanted = here.out;
+  wanted.replace(kernel, here.out.find('}', kernel) + 1 - kernel, R"("kernel":null)");
+  const std::string html = testing::TempDir() + "/remote.html";
+  const std::string target = "--target=" + daemon.target();
+  const Ran there = Ctl({"accuracy", "--json", "--remote", target, capture});
+  EXPECT_EQ(there.exit_code, ctl::kExitOk);
+  EXPECT_EQ(there.out, wanted);
+  const Ran table = Ctl({"accuracy", "--remote", target, capture, "--html=" + html});
+  EXPECT_EQ(table.exit_code, ctl::kExitOk) << table.out;
+  EXPECT_THAT(table.out, HasSubstr("the daemon's kernels were not checked"));
+  EXPECT_THAT(table.out, Not(HasSubstr("V scale x 1.05")));
+  std::ifstream file(html);
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(file), {}),
+              HasSubstr("Measured by a daemon"));
+}
+
+TEST(Remote, AccuracyWithoutADaemonSaysThatItIsNotThere) {
+  const Ran ran = Ctl({"accuracy", "--remote", "--target=127.0.0.1:1", "--timeout_ms=200",
+                       "tests/data/captures/smollm2_text_a_layer16.safetensors"});
+  EXPECT_EQ(ran.exit_code, ctl::kExitUnreachable) << ran.out;
 }
 
 // Runs fp8kvd --calibrate and gives its exit code.

@@ -1,6 +1,7 @@
 """The client against the built daemon: real captures, restarts, a full pool, both flavours."""
 
 import asyncio
+import dataclasses
 import time
 import unittest
 from concurrent import futures
@@ -130,6 +131,37 @@ class Questions(Case):
         got, want = self.client.measure_kv_error(k, v), fp8kvd.fp8_kv_error(k, v)
         for name in ("k", "v", "k_worst_row", "v_worst_row"):
             self.assertAlmostEqual(getattr(got, name), getattr(want, name), places=9)
+
+    def test_attention_over_given_rows_errs_the_same(self):
+        q, k, v = rows(3, 4, 6, 64), rows(1, 50, 2, 64), rows(2, 50, 2, 64)
+        options = {"sm_scale": 0.25, "window": 20, "softcap": 7.0}
+        for more in ({}, options):
+            want = fp8kvd.measure_accuracy(q, k, v, [40, 41, 49, 49], **more)
+            got = self.client.measure_accuracy(q, k, v, [40, 41, 49, 49], **more)
+            self.assert_close(dataclasses.asdict(got), dataclasses.asdict(want))
+        self.assertGreater(got.ways["row"].op, 0.01)
+
+        async def from_asyncio():
+            async with aio.Client(self.daemon.address, options=self.options()) as client:
+                return await client.measure_accuracy(q, k, v, [40, 41, 49, 49], **options)
+        self.assertEqual(asyncio.run(from_asyncio()), got)
+        with self.assertRaisesRegex(errors.InvalidArgument, "allowed are 41 to 49"):
+            self.client.measure_accuracy(q, k, v, [40, 41, 40, 49])
+        with self.assertRaisesRegex(ValueError, "4 numbers from 0 to 49"):
+            self.client.measure_accuracy(q, k, v, [40, 41, 42, 50])
+
+    def assert_close(self, got, want):
+        """Trees of the same form, whose numbers differ by the order of sums."""
+        if isinstance(want, dict):
+            self.assertEqual(list(got), list(want))
+            for name, value in want.items():
+                self.assert_close(got[name], value)
+        elif isinstance(want, (list, tuple)):
+            self.assertEqual(len(got), len(want))
+            for pair in zip(got, want):
+                self.assert_close(*pair)
+        else:
+            self.assertAlmostEqual(got, want, places=9)
 
     def test_the_share_of_a_described_model_is_the_same(self):
         config = (ROOT / "tests/data/hf/llama_3_1_8b.json").read_text()

@@ -1,10 +1,11 @@
-// fp8kvctl accuracy: what fp8_kv does to captured attention; needs no daemon.
+// fp8kvctl accuracy: what fp8_kv does to captured attention, computed here or by a daemon.
 #include "client/cc/ctl/accuracy.h"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,7 @@ namespace fp8kvd::ctl {
 namespace {
 
 using kernels::reference::Accuracy;
+using kernels::reference::AttentionRows;
 using kernels::reference::kWays;
 using kernels::reference::RowsProfile;
 using kernels::reference::Way;
@@ -37,8 +39,14 @@ void AddProfile(const char* name, const RowsProfile& profile, Json& json) {
   json.EndArray().EndObject();
 }
 
-void AddKernel(const KernelCheck& kernel, Json& json) {
-  json.Key("kernel").BeginObject().Key("pairs").Count(static_cast<uint64_t>(kernel.pairs));
+void AddKernel(const std::optional<KernelCheck>& checked, Json& json) {
+  json.Key("kernel");
+  if (!checked.has_value()) {
+    json.Number(std::nan(""));  // null
+    return;
+  }
+  const KernelCheck& kernel = *checked;
+  json.BeginObject().Key("pairs").Count(static_cast<uint64_t>(kernel.pairs));
   json.Key("rel_l2_fp32").Number(kernel.rel_l2_fp32).Key("rel_l2_bf16").Number(kernel.rel_l2_bf16);
   json.Key("worst_element").Number(kernel.worst_element);
   json.Key("control_v_scale_x1.05").Number(kernel.control_v_scale);
@@ -108,11 +116,14 @@ void PrintTables(const std::vector<LayerAccuracy>& layers, std::ostream& out) {
                   : absl::StrFormat("%.3f (token %d)", a.k.worst[0].error, a.k.worst[0].token)});
   }
   rows.Print(out);
+}
+
+void PrintKernel(const std::vector<LayerAccuracy>& layers, std::ostream& out) {
   out << "\nthe CPU kernel against double precision on the same codes and scales\n";
   Table kernel({"capture", "pairs", "fp32 out", "bf16 out", "worst element", "V scale x 1.05",
                 "one scale for all", "controls refused", "held"});
   for (const LayerAccuracy& layer : layers) {
-    const KernelCheck& k = layer.kernel;
+    const KernelCheck& k = *layer.kernel;
     kernel.Add({Printable(layer.file), absl::StrCat(k.pairs),
                 absl::StrFormat("%.1e", k.rel_l2_fp32), absl::StrFormat("%.1e", k.rel_l2_bf16),
                 Percent(k.worst_element), absl::StrFormat("%.3f", k.control_v_scale),
@@ -122,7 +133,7 @@ void PrintTables(const std::vector<LayerAccuracy>& layers, std::ostream& out) {
   kernel.Print(out);
 }
 
-kernels::reference::AttentionRows RowsOf(Capture& capture) {
+AttentionRows RowsOf(Capture& capture) {
   return {.k = std::move(capture.k),
           .v = std::move(capture.v),
           .q = std::move(capture.q),
@@ -135,13 +146,114 @@ kernels::reference::AttentionRows RowsOf(Capture& capture) {
           .softcap = capture.softcap};
 }
 
+// Numbers of a daemon as those of this process.
+absl::StatusOr<Accuracy> FromDaemon(const client::Accuracy& from) {
+  const auto profile = [](const client::RowsProfile& rows) {
+    RowsProfile out{.amax = rows.amax,
+                    .amax_over_rms = rows.amax_over_rms,
+                    .channel_amax_ratio = rows.channel_amax_ratio,
+                    .subnormal = rows.subnormal,
+                    .worst = {}};
+    for (const client::OutlierRow& row : rows.worst) {
+      out.worst.push_back({static_cast<int32_t>(row.token), static_cast<int32_t>(row.kv_head),
+                           row.error, row.amax});
+    }
+    return out;
+  };
+  Accuracy to;
+  to.k = profile(from.k);
+  to.v = profile(from.v);
+  to.score_spread = from.score_spread;
+  to.effective_keys = from.effective_keys;
+  for (int way = 0; way < kWays; ++way) {
+    const char* const name = WayName(static_cast<Way>(way));
+    const auto found = std::find_if(from.ways.begin(), from.ways.end(),
+                                    [name](const client::WayError& e) { return e.way == name; });
+    if (found == from.ways.end()) {
+      return absl::UnimplementedError(absl::StrCat("the daemon does not measure the way ", name,
+                                                   "; it is of another version than fp8kvctl"));
+    }
+    to.ways[way] = {found->op, found->op_worst_row, found->k,
+                    found->v,  found->saturated,    found->subnormal};
+  }
+  return to;
+}
+
+absl::StatusOr<Accuracy> MeasureRemotely(const AttentionRows& rows, client::Client& daemon) {
+  const absl::StatusOr<client::Accuracy> accuracy =
+      daemon.MeasureAccuracy({.kv_heads = static_cast<uint32_t>(rows.kv_heads),
+                              .head_dim = static_cast<uint32_t>(rows.head_dim),
+                              .k = rows.k,
+                              .v = rows.v,
+                              .q_heads = static_cast<uint32_t>(rows.kv_heads * rows.group),
+                              .q = rows.q,
+                              .positions = rows.positions,
+                              .sm_scale = rows.sm_scale,
+                              .window = static_cast<uint32_t>(rows.window),
+                              .softcap = rows.softcap});
+  if (!accuracy.ok()) return accuracy.status();
+  return FromDaemon(*accuracy);
+}
+
+absl::Status Measure(const AttentionRows& rows, client::Client* daemon, LayerAccuracy* layer) {
+  if (daemon != nullptr) {
+    const absl::StatusOr<Accuracy> accuracy = MeasureRemotely(rows, *daemon);
+    if (accuracy.ok()) layer->accuracy = *accuracy;
+    return accuracy.status();
+  }
+  const absl::StatusOr<KernelCheck> kernel = CheckKernel(rows);
+  if (!kernel.ok()) return kernel.status();
+  layer->kernel = *kernel;
+  layer->accuracy = kernels::reference::MeasureAccuracy(rows);
+  return absl::OkStatus();
+}
+
+void PrintAnswer(const std::vector<LayerAccuracy>& layers, bool remote, bool held,
+                 std::ostream& out) {
+  PrintTables(layers, out);
+  if (!remote) PrintKernel(layers, out);
+  const auto near_lossless =
+      std::count_if(layers.begin(), layers.end(),
+                    [](const LayerAccuracy& layer) { return layer.near_lossless(); });
+  out << "\nfp8_kv is near-lossless on " << near_lossless << " of " << layers.size()
+      << " captures\n";
+  if (remote) {
+    out << "the daemon's kernels were not checked: fp8kvctl replay does that\n";
+  } else {
+    out << "the kernel's accuracy contract " << (held ? "held" : "BROKEN") << '\n';
+  }
+}
+
+std::string WhyNot(const std::vector<LayerAccuracy>& layers) {
+  std::string why;
+  for (const LayerAccuracy& layer : layers) {
+    if (layer.kernel.has_value() && !layer.kernel->held) {
+      absl::StrAppend(&why, layer.file, ": ", layer.kernel->why, "; ");
+    }
+    if (layer.as_expected()) continue;
+    absl::StrAppend(&why, layer.file, ": the error is ", Error(layer.op()), ", expected is ",
+                    Error(*layer.expected_op), " within 2 %; ");
+  }
+  return why;
+}
+
 absl::Status RunAccuracy(const Invocation& invocation) {
   if (invocation.arguments().empty()) {
     return UsageError("name at least one capture, for example tests/data/captures/*.safetensors");
   }
+  if (invocation.Has("target") && !invocation.Has("remote")) {
+    return UsageError("--target names a daemon, which measures nothing here; add --remote");
+  }
+  std::unique_ptr<client::Client> daemon;
+  if (invocation.Has("remote")) {
+    absl::StatusOr<std::unique_ptr<client::Client>> client = invocation.Connect();
+    if (!client.ok()) return client.status();
+    daemon = *std::move(client);
+  }
   std::vector<LayerAccuracy> layers;
   for (const std::string& path : invocation.arguments()) {
-    absl::StatusOr<LayerAccuracy> layer = MeasureCapture(path, invocation.Text("errors", ""));
+    absl::StatusOr<LayerAccuracy> layer =
+        MeasureCapture(path, invocation.Text("errors", ""), daemon.get());
     if (!layer.ok()) return layer.status();
     layers.push_back(*std::move(layer));
   }
@@ -154,23 +266,9 @@ absl::Status RunAccuracy(const Invocation& invocation) {
   if (invocation.json()) {
     invocation.out() << AccuracyJson(layers, held) << '\n';
   } else {
-    PrintTables(layers, invocation.out());
-    const auto near_lossless =
-        std::count_if(layers.begin(), layers.end(),
-                      [](const LayerAccuracy& layer) { return layer.near_lossless(); });
-    invocation.out() << "\nfp8_kv is near-lossless on " << near_lossless << " of " << layers.size()
-                     << " captures\nthe kernel's accuracy contract " << (held ? "held" : "BROKEN")
-                     << '\n';
+    PrintAnswer(layers, daemon != nullptr, held, invocation.out());
   }
-  if (held) return absl::OkStatus();
-  std::string why;
-  for (const LayerAccuracy& layer : layers) {
-    if (!layer.kernel.held) absl::StrAppend(&why, layer.file, ": ", layer.kernel.why, "; ");
-    if (layer.as_expected()) continue;
-    absl::StrAppend(&why, layer.file, ": the error is ", Error(layer.op()), ", expected is ",
-                    Error(*layer.expected_op), " within 2 %; ");
-  }
-  return absl::FailedPreconditionError(why);
+  return held ? absl::OkStatus() : absl::FailedPreconditionError(WhyNot(layers));
 }
 
 }  // namespace
@@ -181,7 +279,8 @@ bool LayerAccuracy::as_expected() const {
 }
 
 absl::StatusOr<LayerAccuracy> MeasureCapture(const std::string& path,
-                                             const std::string& errors_path) {
+                                             const std::string& errors_path,
+                                             client::Client* daemon) {
   absl::StatusOr<Capture> capture = ReadCapture(path);
   if (!capture.ok()) return capture.status();
   if (capture->q_heads % capture->kv_heads != 0) {
@@ -191,14 +290,9 @@ absl::StatusOr<LayerAccuracy> MeasureCapture(const std::string& path,
   }
   LayerAccuracy layer;
   layer.file = path.substr(path.rfind('/') + 1);
-  const kernels::reference::AttentionRows rows = RowsOf(*capture);
-  absl::StatusOr<KernelCheck> kernel = CheckKernel(rows);
-  if (!kernel.ok()) {
-    return absl::Status(kernel.status().code(),
-                        absl::StrCat(path, ": ", kernel.status().message()));
+  if (absl::Status status = Measure(RowsOf(*capture), daemon, &layer); !status.ok()) {
+    return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
   }
-  layer.kernel = *std::move(kernel);
-  layer.accuracy = kernels::reference::MeasureAccuracy(rows);
   const std::string errors = errors_path.empty() ? ErrorsPath(path) : errors_path;
   if (!errors_path.empty() || std::filesystem::exists(errors)) {
     absl::StatusOr<double> expected = ReadExpectedError(errors, capture->layer);
@@ -217,10 +311,9 @@ const Command& AccuracyCommand() {
       "FILE...",
       "fp8kvctl accuracy tests/data/captures/*.safetensors --html=report.html",
       {{"html", "FILE", "also write a report with plots there"},
-       {"errors", "FILE",
-        "expected errors; default NAME_errors.json beside the capture, if there"}},
-      RunAccuracy,
-      /*has_daemon=*/false};
+       {"errors", "FILE", "expected errors; default NAME_errors.json beside the capture, if there"},
+       {"remote", "", "let the daemon measure, at --target; default: this program, without one"}},
+      RunAccuracy};
   return command;
 }
 

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "client/cc/client.h"
 #include "client/cc/ctl/capture.h"
 #include "client/cc/ctl/kernel_check.h"
 #include "kernels/reference/accuracy.h"
@@ -21,19 +22,21 @@ struct LayerAccuracy {
   std::string file;
   Capture capture;  // without its tensors
   kernels::reference::Accuracy accuracy;
-  KernelCheck kernel;
+  std::optional<KernelCheck> kernel;  // none where a daemon measured
   std::optional<double> expected_op;
 
   double op() const { return accuracy.of(kernels::reference::Way::kRow).op; }
   bool near_lossless() const { return op() <= kNearLosslessMax; }
   // Within 2 % of what was expected, or nothing was.
   bool as_expected() const;
-  bool held() const { return kernel.held && as_expected(); }
+  bool held() const { return (!kernel.has_value() || kernel->held) && as_expected(); }
 };
 
 // errors_path: as --errors of the command; empty: the file beside the capture, if it is there.
+// daemon: measures the rows; null: this process does, and checks its kernels on them.
 absl::StatusOr<LayerAccuracy> MeasureCapture(const std::string& path,
-                                             const std::string& errors_path);
+                                             const std::string& errors_path,
+                                             client::Client* daemon = nullptr);
 
 // A whole HTML page, without anything from elsewhere.
 std::string AccuracyHtml(const std::vector<LayerAccuracy>& layers);

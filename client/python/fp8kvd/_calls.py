@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from fp8kvd import _shm, _tensors, _wire, errors
+from fp8kvd import _shm, _tensors, _wire, accuracy, errors
 from fp8kvd._tensors import Rows, Tensor
 from fp8kvd.format import Fp8KvError
 from fp8kvd.types import (DecodeReply, Handle, ItemError, LayerGroup, Limits, LiveLoad, ModelInfo,
@@ -165,6 +165,12 @@ def _plain(made: type[Made], reply: Any, **others: Any) -> Made:
     return made(**{**values, "precision": _precision(reply.precision), **others})
 
 
+def _filled(made: type[Made], message: Any, **others: Any) -> Made:
+    """The dataclass of a message that has no optional fields."""
+    names = [field.name for field in dataclasses.fields(made)]  # type: ignore[arg-type]
+    return made(**{**{name: getattr(message, name) for name in names}, **others})
+
+
 def _live(reply: kv_pb2.PlanPrecisionResponse) -> LiveLoad | None:
     return _plain(LiveLoad, reply.live) if reply.HasField("live") else None
 
@@ -198,6 +204,32 @@ def measure_kv_error(k: Tensor, v: Tensor) -> Call[Fp8KvError]:
     request = kv_pb2.MeasureKvErrorRequest(
         kv_heads=bits[0].shape[1], head_dim=bits[0].shape[2], k=bits[0].tobytes(),
         v=bits[1].tobytes())
+    return Call("MeasureKvError", request.SerializeToString(), read)
+
+
+def measure_accuracy(q: Tensor, k: Tensor, v: Tensor, positions: Sequence[int],
+                     sm_scale: float | None, window: int, softcap: float
+                     ) -> Call[accuracy.Accuracy]:
+    def read(raw: bytes) -> tuple[accuracy.Accuracy, Sequence[ItemError]]:
+        reply = kv_pb2.MeasureKvErrorResponse.FromString(raw)
+        if not reply.HasField("accuracy"):
+            raise ValueError("it took no queries")
+        got = reply.accuracy
+        ways = {way.way: _filled(accuracy.WayError, way) for way in got.ways}
+        return accuracy.Accuracy(ways, profile(got.k), profile(got.v), got.score_spread,
+                                 got.effective_keys), ()
+
+    def profile(rows: kv_pb2.RowsProfile) -> accuracy.RowsProfile:
+        worst = tuple(_filled(accuracy.OutlierRow, row) for row in rows.worst)
+        return _filled(accuracy.RowsProfile, rows, worst=worst)
+
+    bits = accuracy.Bits.of(q, k, v, positions)
+    queries = kv_pb2.AttentionQueries(
+        q_heads=bits.q.shape[1], q=bits.q.tobytes(), positions=map(int, positions),
+        sm_scale=sm_scale, window=window, softcap=softcap)
+    request = kv_pb2.MeasureKvErrorRequest(
+        kv_heads=bits.k.shape[1], head_dim=bits.k.shape[2], k=bits.k.tobytes(),
+        v=bits.v.tobytes(), queries=queries)
     return Call("MeasureKvError", request.SerializeToString(), read)
 
 

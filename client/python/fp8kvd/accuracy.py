@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ _OUTLIER_ROWS = 5
 _SMALLEST_NORMAL = 2.0**-6
 
 _Doubles = npt.NDArray[np.float64]
+_Bits = npt.NDArray[np.uint16]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,14 +98,38 @@ def measure_accuracy(q: Tensor, k: Tensor, v: Tensor, positions: Sequence[int], 
 
     Raises ValueError for shapes that do not fit each other.
     """
-    rows = _Rows(_bf16(q), _bf16(k), _bf16(v), np.asarray(positions, np.int64), 1.0, window,
-                 softcap)
-    rows.check()
-    rows = dataclasses.replace(rows, sm_scale=sm_scale or 1 / math.sqrt(rows.k.shape[2]))
+    bits = Bits.of(q, k, v, positions)
+    rows = _Rows(_doubles(bits.q), _doubles(bits.k), _doubles(bits.v),
+                 np.asarray(positions, np.int64), sm_scale or 1 / math.sqrt(bits.k.shape[2]),
+                 window, softcap)
     exact = rows.attend(rows.k, rows.v)
     ways = {way: _measure_way(rows, exact, way) for way in WAYS}
     spread, effective = rows.scores_profile()
     return Accuracy(ways, _profile(rows, rows.k), _profile(rows, rows.v), spread, effective)
+
+
+class Bits(NamedTuple):
+    """The bf16 bits of what measure_accuracy was given."""
+
+    q: _Bits
+    k: _Bits
+    v: _Bits
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, positions: Sequence[int]) -> Bits:
+        """ValueError for shapes that do not fit each other."""
+        bits = cls(_tensors.bf16_bits(q), _tensors.bf16_bits(k), _tensors.bf16_bits(v))
+        qs, ks = bits.q.shape, bits.k.shape
+        if len(ks) != 3 or ks != bits.v.shape or len(qs) != 3:
+            raise ValueError(f"q {list(qs)}, k {list(ks)}, v {list(bits.v.shape)}: give [steps, "
+                             "q_heads, head_dim] and twice [tokens, kv_heads, head_dim]")
+        if qs[2] != ks[2] or qs[1] % ks[1]:
+            raise ValueError(f"q {list(qs)}: q_heads must be a multiple of {ks[1]}, head_dim "
+                             f"{ks[2]}")
+        places, last = np.asarray(positions), ks[0] - 1
+        if places.shape != qs[:1] or not qs[0] or places.min() < 0 or places.max() > last:
+            raise ValueError(f"positions must be {qs[0]} numbers from 0 to {last}")
+        return bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,19 +141,6 @@ class _Rows:
     sm_scale: float
     window: int
     softcap: float
-
-    def check(self) -> None:
-        if self.k.ndim != 3 or self.k.shape != self.v.shape or self.q.ndim != 3:
-            raise ValueError(f"q {list(self.q.shape)}, k {list(self.k.shape)}, v "
-                             f"{list(self.v.shape)}: give [steps, q_heads, head_dim] and twice "
-                             "[tokens, kv_heads, head_dim]")
-        if self.q.shape[2] != self.k.shape[2] or self.q.shape[1] % self.k.shape[1]:
-            raise ValueError(f"q {list(self.q.shape)}: q_heads must be a multiple of "
-                             f"{self.k.shape[1]}, head_dim {self.k.shape[2]}")
-        last = len(self.k) - 1
-        if self.positions.shape != self.q.shape[:1] or not len(self.positions) or (
-                self.positions.min() < 0 or self.positions.max() > last):
-            raise ValueError(f"positions must be {len(self.q)} numbers from 0 to {last}")
 
     def _scores(self, k: _Doubles, step: int) -> tuple[int, int, _Doubles]:
         """[kv_heads, group, keys], and the keys' range."""
@@ -159,9 +172,12 @@ class _Rows:
         return _median(np.concatenate(spreads)), _median(np.concatenate(effective))
 
 
+def _doubles(bits: _Bits) -> _Doubles:
+    return _tensors.bf16_values(bits).astype(np.float64)
+
+
 def _bf16(x: Tensor) -> _Doubles:
-    bits = _tensors.bf16_bits(x).astype(np.uint32) << 16
-    return bits.view(np.float32).astype(np.float64)
+    return _doubles(_tensors.bf16_bits(x))
 
 
 def _median(values: _Doubles) -> float:

@@ -20,6 +20,7 @@ from fp8kvd._aio_stream import DecodeStream
 from fp8kvd._options import Options, Tls
 from fp8kvd._sequences import AnySequence, DecodeOptions, SequenceState, handles_of
 from fp8kvd._tensors import Tensor
+from fp8kvd.accuracy import Accuracy
 from fp8kvd.format import Fp8KvError
 from fp8kvd.types import DecodeReply, Handle, PrecisionPlan, SequenceInfo, ServerInfo
 
@@ -229,3 +230,10 @@ class Client:
                                ) -> Fp8KvError:
         """fp8kvd.fp8_kv_error, computed by the daemon. k, v: [tokens, kv_heads, head_dim]."""
         return await self._core.run(_calls.measure_kv_error(k, v), timeout_s)
+
+    async def measure_accuracy(self, q: Tensor, k: Tensor, v: Tensor, positions: Items[int], *,
+                               sm_scale: float | None = None, window: int = 0, softcap: float = 0.0,
+                               timeout_s: float | None = None) -> Accuracy:
+        """fp8kvd.Client.measure_accuracy."""
+        call = _calls.measure_accuracy(q, k, v, positions, sm_scale, window, softcap)
+        return await self._core.run(call, timeout_s)

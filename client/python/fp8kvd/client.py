@@ -26,6 +26,7 @@ from fp8kvd._options import Options, Tls
 from fp8kvd._sequences import AnySequence, DecodeOptions, SequenceState, handles_of
 from fp8kvd._stream import DecodeStream
 from fp8kvd._tensors import Tensor
+from fp8kvd.accuracy import Accuracy
 from fp8kvd.format import Fp8KvError
 from fp8kvd.types import DecodeReply, Handle, PrecisionPlan, SequenceInfo, ServerInfo
 
@@ -290,3 +291,13 @@ class Client:
                          ) -> Fp8KvError:
         """fp8kvd.fp8_kv_error, computed by the daemon. k, v: [tokens, kv_heads, head_dim]."""
         return self._core.run(_calls.measure_kv_error(k, v), timeout_s)
+
+    def measure_accuracy(self, q: Tensor, k: Tensor, v: Tensor, positions: Items[int], *,
+                         sm_scale: float | None = None, window: int = 0, softcap: float = 0.0,
+                         timeout_s: float | None = None) -> Accuracy:
+        """fp8kvd.measure_accuracy, computed by the daemon; positions ascending.
+
+        The daemon takes at most 16 MiB of rows and 2^28 steps x q_heads x tokens x head_dim.
+        """
+        call = _calls.measure_accuracy(q, k, v, positions, sm_scale, window, softcap)
+        return self._core.run(call, timeout_s)
