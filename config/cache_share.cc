@@ -135,6 +135,17 @@ std::string NumbersText(const PrecisionDecision& d) {
   return text;
 }
 
+// What the calls leave of fp8_kv's gain, where that is less than the least that was wanted of it.
+std::string CallsCaveat(const PrecisionDecision& d) {
+  if (d.precision != Precision::kFp8Kv || !d.speedup_with_calls.has_value()) return "";
+  const double least = PredictedSpeedup(d.cache_share_min, d.ratio);
+  if (*d.speedup_with_calls >= least) return "";
+  return absl::StrFormat(
+      ", though with the calls' own cost the step gains %.3fx only (cache_share_min stands for "
+      "%.3fx): it gives room rather than speed",
+      *d.speedup_with_calls, least);
+}
+
 // The choice of auto, and why.
 std::pair<Precision, const char*> ChooseAuto(const PrecisionDecision& d, bool allow_fp8_kv) {
   if (!allow_fp8_kv) {
@@ -226,7 +237,7 @@ absl::StatusOr<PrecisionDecision> DecidePrecision(const ModelGeometry& geometry,
       break;
   }
   decision.precision = chosen.first;
-  decision.reason = absl::StrCat(chosen.second, ": ", NumbersText(decision));
+  decision.reason = absl::StrCat(chosen.second, CallsCaveat(decision), ": ", NumbersText(decision));
   return decision;
 }
 

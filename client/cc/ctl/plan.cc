@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 
 #include "client/cc/ctl/commands.h"
+#include "client/cc/ctl/gpus.h"
 #include "client/cc/ctl/handles.h"
 #include "client/cc/ctl/output.h"
 #include "client/cc/ctl/plan_map.h"
@@ -32,6 +33,9 @@ std::string PlanJson(const Question& question, const config::PrecisionDecision& 
   json.Key("attention_speedup").Number(d.attention_speedup);
   json.Key("predicted_speedup").Number(d.predicted_speedup);
   json.Key("speedup_with_calls").Number(OrNull(d.speedup_with_calls));
+  json.Key("gpu").Text(question.gpu).Key("gpu_gb").Number(question.gpu_bytes / 1e9);
+  json.Key("read_gb_s").Number(OrNull(d.read_bytes_per_s) / 1e9);
+  json.Key("rpc_us").Number(OrNull(d.rpc_us));
   json.Key("weight_bytes").Number(OrNull(question.WeightBytes()));
   json.Key("seqs_fit_bf16").Number(OrNull(question.SeqsThatFit(d, d.kv_bytes)));
   json.Key("seqs_fit_fp8_kv").Number(OrNull(question.SeqsThatFit(d, d.kv_bytes_fp8_kv)));
@@ -78,7 +82,8 @@ void PrintNumbers(const Question& question, const config::PrecisionDecision& d, 
     const std::optional<double> seqs = question.SeqsThatFit(d, bytes);
     return seqs.has_value() ? absl::StrFormat("%.0f", *seqs) : std::string("unknown");
   };
-  table.Add({absl::StrFormat("sequences beside the weights in %.4g GB", question.gpu_bytes * 1e-9),
+  table.Add({absl::StrFormat("sequences beside the weights in %.4g GB (%s)",
+                             question.gpu_bytes * 1e-9, question.gpu),
              absl::StrCat(fit(d.kv_bytes), " bf16, ", fit(d.kv_bytes_fp8_kv), " fp8_kv",
                           WhetherAllFit(question, d))});
   table.Print(out);
@@ -199,6 +204,8 @@ absl::Status RunPlan(const Invocation& invocation) {
 }  // namespace
 
 const Command& PlanCommand() {
+  static const std::string gpus =
+      absl::StrCat("the engine's device: ", GpuNames(), "; default the calibrated one, else h200");
   static const Command command = {
       "plan",
       "whether fp8_kv pays for a model: from its config.json, or by what a daemon serves (--live)",
@@ -213,8 +220,9 @@ const Command& PlanCommand() {
        {"calibration", "FILE", "what fp8kvd --calibrate measured: gives r at each context"},
        {"ratio", "R", "r where none is calibrated; default the ratio of the bytes"},
        {"rpc_us", "T", "cost of each layer's call; default as calibrated, or measured (--live)"},
-       {"read_gb_s", "N", "what the engine's device reads; default as calibrated, else an H200's"},
-       {"gpu_gb", "N", "memory for weights and sequences; default 80"},
+       {"gpu", "NAME", gpus.c_str()},
+       {"gpu_gb", "N", "memory for weights and sequences; default that of --gpu"},
+       {"read_gb_s", "N", "what the device reads; default as calibrated, else that of --gpu"},
        {"svg", "FILE", "also draw the map there"},
        {"live", "", "of a daemon's model: the configured load beside what was really served"},
        {"model", "NAME", "with --live: which; default the only one"}},

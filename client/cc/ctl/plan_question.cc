@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cc/ctl/files.h"
+#include "client/cc/ctl/gpus.h"
 #include "config/load.h"
 #include "config/model.h"
 
@@ -17,7 +18,20 @@ namespace {
 constexpr int64_t kBatchMax = int64_t{1} << 20;
 constexpr double kBytesMax = 1e18;
 constexpr double kRpcUsMax = 1e6;
-constexpr double kDefaultReadGbS = 4590;  // one H200
+constexpr char kDefaultGpu[] = "h200";
+
+// The engine's device: --gpu, else the one that was calibrated, else kDefaultGpu.
+absl::StatusOr<Gpu> AskGpu(const Invocation& invocation, const Question& question) {
+  const Gpu* calibrated = question.calibration.has_value()
+                              ? FindGpuOfDevice(question.calibration->device_name)
+                              : nullptr;
+  const std::string name =
+      invocation.Text("gpu", calibrated != nullptr ? calibrated->name : kDefaultGpu);
+  const Gpu* const gpu = FindGpu(name);
+  if (gpu != nullptr) return *gpu;
+  return UsageError(absl::StrCat("--gpu is \"", name, "\", known are ", GpuNames(),
+                                 "; give --gpu_gb and --read_gb_s of another"));
+}
 
 absl::Status ReadPolicy(const Invocation& invocation, Question* question) {
   config::PolicyOptions& policy = question->policy;
@@ -29,11 +43,14 @@ absl::Status ReadPolicy(const Invocation& invocation, Question* question) {
   };
   absl::Status status = number("ratio", 0, 0.01, 10, &policy.fp8_bf16_ratio);
   status.Update(number("rpc_us", 0, 0, kRpcUsMax, &policy.rpc_us));
-  const bool calibrated = question->calibration.has_value();
-  status.Update(
-      number("read_gb_s", calibrated ? 0 : kDefaultReadGbS, 1e-3, 1e6, &policy.read_gb_s));
+  const absl::StatusOr<Gpu> gpu = AskGpu(invocation, *question);
+  if (!gpu.ok()) return gpu.status();
+  // 0: what was calibrated, which is better known than a table.
+  const bool measured = question->calibration.has_value() && !invocation.Has("gpu");
+  status.Update(number("read_gb_s", measured ? 0 : gpu->read_gb_s, 1e-3, 1e6, &policy.read_gb_s));
   double gpu_gb = 0;
-  status.Update(number("gpu_gb", 80, 1e-3, 1e6, &gpu_gb));
+  status.Update(number("gpu_gb", gpu->memory_gb, 1e-3, 1e6, &gpu_gb));
+  question->gpu = invocation.Has("gpu_gb") ? "given" : gpu->name;
   question->gpu_bytes = gpu_gb * 1e9;
   double weight_bytes = 0;
   status.Update(number("weight_bytes", 0, 0, kBytesMax, &weight_bytes));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -22,7 +23,8 @@ struct Question {
   std::optional<double> weight_bytes;  // given: the whole of other_bytes
   config::PolicyOptions policy;
   std::optional<config::Calibration> calibration;
-  double gpu_bytes = 0;
+  std::string gpu;       // of the table, or "given"
+  double gpu_bytes = 0;  // its memory
 
   std::optional<double> OtherBytes(int64_t of_batch) const;
   absl::StatusOr<config::PrecisionDecision> Decide(int64_t of_batch, int64_t of_tokens) const;
