@@ -64,6 +64,24 @@ def context(name: str) -> list[dict[str, float]]:
     return [{"tokens": n, **measured(dataclasses.replace(rows, window=n))} for n in lengths]
 
 
+def sampling(name: str) -> dict[str, float]:
+    """How well 32 steps know a layer's error: of either half of them, and drawn again."""
+    rows = captured(name)
+    exact = rows.attend(rows.k, rows.v)
+    k, v = (accuracy._stored(rows, x, "row")[0] for x in (rows.k, rows.v))
+    off = ((rows.attend(k, v) - exact)**2).sum((1, 2))
+    norm = (exact**2).sum((1, 2))
+
+    def op(steps: Any) -> float:
+        return float(np.sqrt(off[steps].sum() / norm[steps].sum()))
+
+    random = np.random.default_rng(1)
+    again = [op(random.integers(0, len(off), len(off))) for _ in range(4000)]
+    half = len(off) // 2
+    return {"op": op(slice(None)), "first_half": op(slice(half)),
+            "second_half": op(slice(half, None)), "standard_error": float(np.std(again))}
+
+
 def spread(name: str) -> list[dict[str, float]]:
     """The same rows, the scores scaled by a factor: K, V and their codes do not change."""
     rows = captured(name)
@@ -119,6 +137,7 @@ def all_layers() -> dict[str, list[dict[str, float]]]:
 def study() -> dict[str, Any]:
     return {"context": {n: context(n) for n in NAMES}, "spread": {n: spread(n) for n in NAMES},
             "outliers": {n: outliers(n) for n in NAMES},
+            "sampling": {n: sampling(n) for n in NAMES},
             "head_dim": {str(s): head_dims(s) for s in (0.5, 1.0, 2.0, 3.0)},
             "all_layers": all_layers()}
 
