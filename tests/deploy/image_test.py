@@ -10,6 +10,7 @@ be done when deploy/Dockerfile, deploy/packages.txt or the build changes."""
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,7 @@ class Image(unittest.TestCase):
         cls.run_folder = pathlib.Path(tempfile.mkdtemp(prefix="fp8kvd_image_", dir="/run"))
         # Never into what a container has mounted.
         for folder in (cls.folder, cls.run_folder):
-            cls.addClassCleanup(run, need("rm"), "-rf", "--one-file-system", folder)
+            cls.addClassCleanup(cls.must, need("rm"), "-rf", "--one-file-system", folder)
         cls.addClassCleanup(cls.podman, "rm", "-fa")
         cls.make_base()
         if IS_FROM_SOURCE:
@@ -174,13 +175,17 @@ class Image(unittest.TestCase):
         return copy
 
     def make_prometheus(self):
-        """Debian's, where compose.yaml names the one of a registry that tests do not reach."""
+        """Debian's, where compose.yaml names the one of a registry that tests do not reach; with its
+        libraries and nothing else, since vfs copies an image for each container."""
         folder = self.folder / "prometheus"
-        folder.mkdir()
-        shutil.copy(need("prometheus"), folder)
+        (folder / "root/bin").mkdir(parents=True)
+        program = need("prometheus")
+        shutil.copy(program, folder / "root/bin")
+        for library in re.findall(r"(/\S+) \(0x", self.must("ldd", program)):
+            (folder / "root" / library[1:]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, folder / "root" / library[1:])
         (folder / "Dockerfile").write_text(
-            "FROM localhost/base\nCOPY prometheus /bin/prometheus\nWORKDIR /prometheus\n"
-            "RUN chown nobody /prometheus\nUSER nobody\n"
+            "FROM scratch\nCOPY root /\nWORKDIR /prometheus\n"
             "ENTRYPOINT [\"/bin/prometheus\", \"--storage.tsdb.path=/prometheus\"]\n")
         self.must(*self.store("buildah"), "build", "--isolation", "chroot", "-t",
                   "localhost/" + Compose.SERVICES["prometheus"]["image"], folder)
