@@ -175,8 +175,8 @@ class Image(unittest.TestCase):
         return copy
 
     def make_prometheus(self):
-        """Debian's, where compose.yaml names the one of a registry that tests do not reach; with its
-        libraries and nothing else, since vfs copies an image for each container."""
+        """Debian's, where compose.yaml names the one of a registry that tests do not reach. With
+        its libraries and nothing else, since vfs copies an image for each container."""
         folder = self.folder / "prometheus"
         (folder / "root/bin").mkdir(parents=True)
         program = need("prometheus")
