@@ -122,7 +122,8 @@ void ServeDaemon(Until until_stopped) {
   server_options.listen_address = "127.0.0.1:0";
   server_options.poller_threads = kPollers;
   std::thread engine_thread([&] { FP8KVD_CHECK((*engine)->Run().ok()); });
-  auto server = rpc::Server::Start(server_options, &catalog, engine->get(), &clock, {}, &metrics);
+  engine::Fleet fleet({engine->get()});
+  auto server = rpc::Server::Start(server_options, &catalog, &fleet, &clock, {}, &metrics);
   FP8KVD_CHECK(server.ok());
   until_stopped((*server)->port());
   (*engine)->Drain();

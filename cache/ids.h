@@ -21,11 +21,11 @@ enum class SeqIndex : uint32_t {};
 // another tenant is answered as if there were none.
 enum class TenantId : uint32_t {};
 
-// A client's name for a sequence. Any field that does not match is NOT_FOUND. (The `home` of the
-// wire handle is an address: the engine adds it.)
+// A client's name for a sequence. Any field that does not match is NOT_FOUND.
 struct SeqHandle {
   SeqId seq_id{0};
   uint32_t generation = 0;   // never 0 for a sequence that exists
+  uint32_t home = 0;         // of the stores of a daemon, the one that made it
   uint64_t incarnation = 0;  // of the daemon run that made it
 
   bool operator==(const SeqHandle&) const = default;

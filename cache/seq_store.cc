@@ -20,7 +20,8 @@ SeqStore::SeqStore(StoreOptions options)
     : options_(std::move(options)),
       seqs_(static_cast<size_t>(options_.seqs_max)),
       leases_(options_.seqs_max),
-      tenant_seqs_(options_.tenants.size(), 0) {
+      tenant_seqs_(options_.tenants.size(), 0),
+      model_seqs_(options_.models.size(), 0) {
   for (int32_t i = 0; i < options_.seqs_max; ++i) free_.push_back(static_cast<uint32_t>(i));
   const auto model_count = static_cast<int32_t>(options_.models.size());
   for (int32_t m = 0; m < model_count; ++m) {
@@ -163,6 +164,7 @@ SeqHandle SeqStore::TakeIndex(const CreateArgs& args, int64_t now_ms) {
   free_head_ = (free_head_ + 1) % free_.size();
   ++seqs_used_;
   ++tenant_seqs_[static_cast<size_t>(args.tenant)];
+  ++model_seqs_[static_cast<size_t>(args.model)];
   Seq& seq = seqs_[index];
   MakeGroups(&seq, args.model);
   seq.tenant = args.tenant;
@@ -297,13 +299,15 @@ void SeqStore::Release(SeqIndex seq_index) {
   seq.parent = {};
   --seqs_used_;
   --tenant_seqs_[static_cast<size_t>(seq.tenant)];
+  --model_seqs_[static_cast<size_t>(seq.model)];
   const size_t tail = free_head_ + free_.size() - static_cast<size_t>(seqs_used_) - 1;
   free_[tail % free_.size()] = static_cast<uint32_t>(seq_index);
 }
 
 absl::StatusOr<SeqIndex> SeqStore::Find(const SeqHandle& handle, TenantId tenant) const {
   const auto index = static_cast<uint64_t>(handle.seq_id);
-  if (handle.incarnation == options_.incarnation && index < seqs_.size()) {
+  if (handle.incarnation == options_.incarnation && handle.home == options_.home &&
+      index < seqs_.size()) {
     const Seq& seq = seqs_[index];
     if (seq.occupied && !seq.freed && seq.generation == handle.generation && seq.tenant == tenant) {
       return static_cast<SeqIndex>(index);
@@ -318,6 +322,7 @@ absl::StatusOr<SeqIndex> SeqStore::Find(const SeqHandle& handle, TenantId tenant
 SeqHandle SeqStore::Handle(SeqIndex seq) const {
   return {.seq_id = static_cast<SeqId>(seq),
           .generation = At(seq).generation,
+          .home = options_.home,
           .incarnation = options_.incarnation};
 }
 

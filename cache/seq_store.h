@@ -170,6 +170,7 @@ class SeqStore {
   PoolStat Pool(int32_t model, int32_t group, TenantId tenant) const;
   int32_t seqs_used() const { return seqs_used_; }  // those that are freed and held included
   int32_t seqs_used(TenantId tenant) const { return tenant_seqs_[static_cast<size_t>(tenant)]; }
+  int32_t seqs_of_model(int32_t model) const { return model_seqs_[static_cast<size_t>(model)]; }
 
   // For audit.h. Occupied: the index has tables, its sequence may be freed and held.
   bool Occupied(SeqIndex seq) const;
@@ -249,6 +250,7 @@ class SeqStore {
   int32_t seqs_used_ = 0;
   LeaseQueue leases_;
   std::vector<int32_t> tenant_seqs_;  // of seqs_used_, each tenant's
+  std::vector<int32_t> model_seqs_;   // and each model's
 
   // The open plan.
   AppendPlan plan_;

@@ -238,10 +238,14 @@ class SeqStore::Restorer {
     seq.ttl_ms = from.ttl_ms;
     seq.lease_end_ms = now_ms + from.ttl_ms;
     seq.parent = from.parent;
-    if (seq.parent.generation != 0) seq.parent.incarnation = image_.incarnation;
+    if (seq.parent.generation != 0) {
+      seq.parent.incarnation = image_.incarnation;
+      seq.parent.home = store_.options_.home;
+    }
     store_.leases_.Set(static_cast<SeqIndex>(from.index), seq.lease_end_ms);
     ++store_.seqs_used_;
     ++store_.tenant_seqs_[static_cast<size_t>(from.tenant)];
+    ++store_.model_seqs_[static_cast<size_t>(from.model)];
     for (size_t g = 0; status.ok() && g < from.groups.size(); ++g) status = TakeGroup(from, g);
     return status;
   }

@@ -36,6 +36,8 @@ struct StoreOptions {
   std::vector<TenantLimits> tenants = {{}};  // by TenantId, 1 .. kTenantsMax
   // In every handle. New at every start, except that a restored snapshot brings its own.
   uint64_t incarnation = 0;
+  // In every handle too: which of the daemon's stores this is.
+  uint32_t home = 0;
 
   // Sequences that exist at once. More cost a few hundred bytes each before they are first used.
   int32_t seqs_max = 1024;

@@ -28,6 +28,7 @@
 #include "server/calibrate_call.h"
 #include "server/device.h"
 #include "server/engine/engine.h"
+#include "server/engine/fleet.h"
 #include "server/housekeeping.h"
 #include "server/live_load.h"
 #include "server/make_catalog.h"
@@ -95,6 +96,7 @@ struct Parts {
   Device device;
   std::vector<config::ModelPools> pools;
   std::unique_ptr<engine::Engine> engine;
+  std::unique_ptr<engine::Fleet> fleet;
   std::unique_ptr<LiveLoad> live_load;
   translate::Catalog catalog;
   std::unique_ptr<Housekeeping> housekeeping;
@@ -142,6 +144,8 @@ absl::Status StartEngine(Parts* parts) {
                             RandomIncarnation(), backend, &parts->clock, loaded.options.tenants);
   if (!engine.ok()) return engine.status();
   parts->engine = *std::move(engine);
+  parts->fleet = std::make_unique<engine::Fleet>(std::vector<engine::Engine*>{parts->engine.get()},
+                                                 loaded.options.tenants);
   if (parts->snapshots == nullptr) return absl::OkStatus();
   return parts->snapshots->Restore(parts->engine.get());
 }
@@ -231,7 +235,7 @@ absl::Status StartDoors(Parts* parts) {
   if (absl::Status status = MakeLocks(loaded.options, parts, &locks); !status.ok()) return status;
   const config::SharedMemoryOptions& shm_options = loaded.options.shared_memory;
   if (shm_options.shm_enabled) {
-    parts->shm = std::make_unique<shm::Server>(shm_options, &parts->catalog, parts->engine.get(),
+    parts->shm = std::make_unique<shm::Server>(shm_options, &parts->catalog, parts->fleet.get(),
                                                &parts->clock, &parts->metrics);
     parts->metrics.SetSharedMemory([parts] { return parts->shm->stats(); });
   }
@@ -240,7 +244,7 @@ absl::Status StartDoors(Parts* parts) {
                        .models = loaded.options.models,
                        .live = [parts](int32_t model) { return parts->live_load->Of(model); }};
   absl::StatusOr<std::unique_ptr<rpc::Server>> server = rpc::Server::Start(
-      options, &parts->catalog, parts->engine.get(), &parts->clock, std::move(planner),
+      options, &parts->catalog, parts->fleet.get(), &parts->clock, std::move(planner),
       &parts->metrics, std::move(locks), parts->shm == nullptr ? nullptr : parts->shm->tickets());
   if (!server.ok()) return server.status();
   parts->rpc = *std::move(server);

@@ -1,6 +1,7 @@
 #include "server/engine/admission.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -39,18 +40,21 @@ absl::Status DeviceFailedError() {
       "the device failed and the server ends; reconnect, then create the sequences anew");
 }
 
-Admission::Admission(int32_t places_max, const std::vector<config::TenantOptions>& tenants)
-    : places_max_(places_max), tenants_(tenants.size()) {
-  SetTenants(tenants);
+TenantQueues::TenantQueues(const std::vector<config::TenantOptions>& options)
+    : tenants(options.size()) {
+  Set(options);
 }
 
-void Admission::SetTenants(const std::vector<config::TenantOptions>& tenants) {
-  for (size_t i = 0; i < tenants.size(); ++i) {
-    const int32_t rate = tenants[i].items_per_s_max;
-    tenants_[i].places_max = tenants[i].inflight_items_max;
-    tenants_[i].item_ns = rate > 0 ? kSecondNs / rate : 0;
+void TenantQueues::Set(const std::vector<config::TenantOptions>& options) {
+  for (size_t i = 0; i < options.size(); ++i) {
+    const int32_t rate = options[i].items_per_s_max;
+    tenants[i].places_max = options[i].inflight_items_max;
+    tenants[i].item_ns = rate > 0 ? kSecondNs / rate : 0;
   }
 }
+
+Admission::Admission(int32_t places_max, std::shared_ptr<TenantQueues> queues)
+    : places_max_(places_max), queues_(std::move(queues)), tenants_(queues_->tenants.data()) {}
 
 absl::Status Admission::Refusal(Request* request) {
   refused_total_.fetch_add(1, std::memory_order_relaxed);
@@ -73,14 +77,14 @@ absl::Status Admission::Full(Request* request, int64_t mine) {
 }
 
 void Admission::GiveBack(const Request& request, int32_t places) {
-  TenantOf(const_cast<Request&>(request)).places_used.fetch_sub(places, std::memory_order_relaxed);
+  TenantOf(request).places_used.fetch_sub(places, std::memory_order_relaxed);
   places_used_.fetch_sub(places, std::memory_order_relaxed);
 }
 
 void Admission::GiveBack(const Request& request) { GiveBack(request, request.book.places); }
 
 absl::Status Admission::TakePlaces(Request* request, int32_t places) {
-  Tenant& tenant = TenantOf(*request);
+  TenantQueues::Tenant& tenant = TenantOf(*request);
   const int64_t mine = tenant.places_used.fetch_add(places, std::memory_order_relaxed);
   const int64_t all = places_used_.fetch_add(places, std::memory_order_relaxed);
   if (mine > 0 && mine + places > tenant.places_max) {
@@ -97,7 +101,7 @@ absl::Status Admission::TakePlaces(Request* request, int32_t places) {
 // The tenant's items are held against a clock that moves on by item_ns with each of them, and is
 // never behind the real one; ahead of it by kBurstNs at most.
 absl::Status Admission::CountRate(Request* request, int32_t places) {
-  Tenant& tenant = TenantOf(*request);
+  TenantQueues::Tenant& tenant = TenantOf(*request);
   const int64_t item_ns = tenant.item_ns.load(std::memory_order_relaxed);
   if (item_ns == 0) return absl::OkStatus();
   const int64_t now_ns = request->arrived * 1000;

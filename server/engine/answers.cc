@@ -108,6 +108,9 @@ void Answers::Publish() {
   stats.device_allocations_total = context_.backend.allocations();
   stats.draining = admission_->is_refusing() && !stats.failed;
   stats.seqs = context_.store.seqs_used();
+  for (size_t i = 0; i < stats.models.size(); ++i) {
+    stats.models[i].seqs = context_.store.seqs_of_model(static_cast<int32_t>(i));
+  }
   for (PoolStats& pool : stats.pools) Fill(context_.store.Pool(pool.model, pool.group), &pool);
   for (size_t i = 0; i < stats.tenants.size(); ++i) {
     const auto id = static_cast<cache::TenantId>(i);

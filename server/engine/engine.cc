@@ -404,6 +404,7 @@ void Engine::SetTenants(std::vector<config::TenantOptions> tenants) {
 void Engine::NoteReply(const DecodeRequest& request) { parts_->NoteReply(request); }
 EngineStats Engine::stats() const { return parts_->stats(); }
 const std::vector<ModelSetup>& Engine::models() const { return parts_->setup().models; }
+const config::CacheOptions& Engine::cache_options() const { return parts_->setup().cache_options; }
 uint64_t Engine::incarnation() const { return parts_->incarnation(); }
 absl::Status Engine::PrepareSnapshots() { return parts_->PrepareSnapshots(); }
 absl::Status Engine::Restore(SnapshotSource* source, SnapshotInfo* info) {

@@ -32,6 +32,14 @@
 
 namespace fp8kvd::engine {
 
+struct TenantQueues;
+
+// Where an engine stands among those of one daemon (fleet.h).
+struct Seat {
+  uint32_t home = 0;                               // in its handles
+  std::shared_ptr<TenantQueues> queues = nullptr;  // that all of them share; null: its own
+};
+
 class Engine {
  public:
   // Takes all memory, warms every kernel shape. `backend` and `clock` outlive the engine. tenants:
@@ -39,7 +47,7 @@ class Engine {
   static absl::StatusOr<std::unique_ptr<Engine>> Start(
       const config::EngineOptions& options, const config::CacheOptions& cache_options,
       std::vector<ModelSetup> models, uint64_t incarnation, kernels::Backend* backend,
-      const Clock* clock, std::vector<config::TenantOptions> tenants = {});
+      const Clock* clock, std::vector<config::TenantOptions> tenants = {}, Seat seat = {});
   ~Engine();  // every request taken must have been answered: Drain and Run first
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -83,8 +91,10 @@ class Engine {
   // A copy of all counters, consistent with each other.
   EngineStats stats() const;
 
-  const std::vector<ModelSetup>& models() const;  // as given to Start
-  uint64_t incarnation() const;                   // a restored one from Restore on
+  // As given to Start.
+  const std::vector<ModelSetup>& models() const;
+  const config::CacheOptions& cache_options() const;
+  uint64_t incarnation() const;  // a restored one from Restore on
 
  private:
   class Parts;

@@ -47,6 +47,7 @@ class Engine::Parts {
     kernels::Backend* backend = nullptr;
     const Clock* clock = nullptr;
     std::vector<config::TenantOptions> tenants;  // one at least
+    Seat seat;
   };
 
   static absl::StatusOr<std::unique_ptr<Parts>> Make(Setup setup);

@@ -61,7 +61,9 @@ Engine::Parts::Parts(Setup setup, PageMap pages, std::unique_ptr<Staging> stagin
       callers_take_turns_(setup_.backend->Device().returns_at_once),
       pages_(std::move(pages)),
       staging_(std::move(staging)),
-      admission_(setup_.options.queue_items_max, setup_.tenants),
+      admission_(setup_.options.queue_items_max,
+                 setup_.seat.queues != nullptr ? setup_.seat.queues
+                                               : std::make_shared<TenantQueues>(setup_.tenants)),
       freed_(setup_.models, setup_.cache_options.poison_freed_pages),
       batcher_(&setup_.models,
                {.rows_max = setup_.options.batch_rows_max,
@@ -119,6 +121,7 @@ cache::StoreOptions Engine::Parts::MakeStoreOptions() {
   }
   store.tenants = LimitsOf(setup_.tenants);
   store.incarnation = setup_.incarnation;
+  store.home = setup_.seat.home;
   store.seqs_max = options.seqs_max;
   store.seq_len_max = options.seq_len_max;
   store.reclaim_slack_tokens = options.reclaim_slack_tokens;
@@ -159,12 +162,10 @@ std::vector<cache::TenantLimits> LimitsOf(const std::vector<config::TenantOption
   return limits;
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const config::EngineOptions& options,
-                                                      const config::CacheOptions& cache_options,
-                                                      std::vector<ModelSetup> models,
-                                                      uint64_t incarnation,
-                                                      kernels::Backend* backend, const Clock* clock,
-                                                      std::vector<config::TenantOptions> tenants) {
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(
+    const config::EngineOptions& options, const config::CacheOptions& cache_options,
+    std::vector<ModelSetup> models, uint64_t incarnation, kernels::Backend* backend,
+    const Clock* clock, std::vector<config::TenantOptions> tenants, Seat seat) {
   if (tenants.empty()) {
     tenants.push_back({.name = "default",
                        .pages_share_max = 1.0,
@@ -178,7 +179,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(const config::EngineOption
                                .incarnation = incarnation,
                                .backend = backend,
                                .clock = clock,
-                               .tenants = std::move(tenants)});
+                               .tenants = std::move(tenants),
+                               .seat = std::move(seat)});
   if (!parts.ok()) return parts.status();
   return std::unique_ptr<Engine>(new Engine(*std::move(parts)));
 }

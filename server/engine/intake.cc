@@ -41,7 +41,7 @@ absl::StatusOr<cache::SeqIndex> Intake::FindOf(const cache::SeqHandle& handle,
 void Intake::TakeDecode(DecodeRequest* request, int64_t now_ms) {
   const ModelGeometry& geometry = context_.models[request->model].geometry;
   FP8KVD_CHECK(request->layer >= 0 && request->layer < geometry.layers);
-  ++context_.stats.models[request->model].decode_requests_total;
+  if (!request->is_rest) ++context_.stats.models[request->model].decode_requests_total;
   request->launched = request->fenced = 0;
   request->batch_items = 0;
   for (DecodeItem& item : request->items) {

@@ -98,10 +98,19 @@ struct DecodeRequest : Request {
   void* out = nullptr;   // [n, q_heads, head_dim]; rows of failed items are left alone
   float* lse = nullptr;  // [n, q_heads], null: not asked
   kernels::OutType out_type = kernels::OutType::kBf16;
+  // Of a message that another request stands for in what is counted by message (spread.h).
+  bool is_rest = false;
   // Filled by the engine.
   TimeUs launched = 0;
   TimeUs fenced = 0;
   int32_t batch_items = 0;
+};
+
+// The items of one message whose sequences are on one device, as a request of that device.
+struct DecodePart {
+  int32_t device = 0;
+  int64_t slot_bytes = 0;  // of its tensors and its results
+  DecodeRequest request;
 };
 
 // K and V of [pos, pos + n) in layers [layer, layer + layers_count) of one sequence.

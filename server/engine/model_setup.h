@@ -12,6 +12,8 @@ namespace fp8kvd::engine {
 struct ModelSetup {
   ModelGeometry geometry;
   std::vector<int64_t> group_pages;  // [groups]
+  // Those of them that a sequence of the configured length takes [groups]; empty: not known.
+  std::vector<int64_t> group_pages_per_seq = {};
 
   const LayerGroup& GroupOf(int32_t layer) const {
     return geometry.groups[geometry.layer[layer].group];

@@ -56,7 +56,8 @@ class SharedHistogram {
 // What one model's decodes read: the live cache share follows from it. A step reads each layer
 // once, so steps = decode_requests_total / layers.
 struct ModelStats {
-  uint64_t decode_requests_total = 0;
+  int64_t seqs = 0;                       // now
+  uint64_t decode_requests_total = 0;     // a message on several devices is one
   uint64_t decode_rows_total = 0;         // items that were launched
   uint64_t seq_tokens_total = 0;          // of their sequences, the query's included
   uint64_t kv_bytes_read_total = 0;       // as stored, window-limited
@@ -77,7 +78,7 @@ struct PoolStats {
 
 // What one tenant has, and had. pages_total of its pools is what it may have of each.
 struct TenantStats {
-  uint64_t requests_refused_total = 0;
+  uint64_t requests_refused_total = 0;  // of all devices, as queue_items: they share its queue
   uint64_t decode_rows_total = 0;
   uint64_t kv_bytes_read_total = 0;
   int64_t queue_items = 0;       // now: taken and not yet answered

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "server/engine/control_spread.h"
 #include "server/rpc/job.h"
 #include "server/translate/control.h"
 #include "server/translate/replies.h"
@@ -34,7 +35,8 @@ inline absl::Status ParseBounded(grpc::ByteBuffer* bytes, size_t bytes_max,
 template <typename RequestMessage, typename ReplyMessage>
 class ControlJob final : public Job {
  public:
-  using Job::Job;
+  ControlJob(const Parts* parts, Poller* poller, WorkOwner* owner)
+      : Job(parts, poller, owner), spread_(parts->fleet) {}
 
   Next Begin(grpc::ByteBuffer* bytes, const Arrival& arrival) override {
     RequestMessage message;
@@ -45,8 +47,13 @@ class ControlJob final : public Job {
     status_ = request.status();
     if (!status_.ok()) return Next::kAnswer;
     request_ = *std::move(request);
-    status_ = Submit(request_.get(), arrival);
-    return status_.ok() ? Next::kLater : Next::kAnswer;
+    status_ = spread_.Submit(request_.get(), SenderOf(arrival));
+    if (status_.ok()) {
+      Expect();
+      return Next::kLater;
+    }
+    retry_after_ms_ = request_->retry_after_ms;
+    return Next::kAnswer;
   }
 
   absl::Status Answer(grpc::ByteBuffer* reply) override {
@@ -59,9 +66,12 @@ class ControlJob final : public Job {
     return absl::OkStatus();
   }
 
-  void Cancel() override { request_->cancelled.store(true, std::memory_order_relaxed); }
+  void Cancel() override { spread_.Cancel(); }
 
  private:
+  bool GoesOn() override { return spread_.GoOn(); }
+
+  engine::ControlSpread spread_;
   translate::ControlRequestPtr request_;
   absl::Status status_;
 };

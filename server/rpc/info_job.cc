@@ -15,7 +15,7 @@ absl::Status InfoJob::Answer(grpc::ByteBuffer* reply) {
   if (!status_.ok()) return status_;
   v1::GetServerInfoResponse response = translate::ServerInfo(*parts().catalog);
   // Its own part of the pools: what others have there is not for it.
-  const engine::EngineStats stats = parts().engine->stats();
+  const engine::EngineStats stats = parts().fleet->stats();
   for (const engine::PoolStats& pool : stats.tenants[static_cast<uint32_t>(tenant_)].pools) {
     v1::LayerGroupInfo* const info =
         response.mutable_models(pool.model)->mutable_groups(pool.group);

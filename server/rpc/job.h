@@ -15,8 +15,9 @@
 #include "grpcpp/support/byte_buffer.h"
 
 #include "config/base/limits.h"
-#include "server/engine/engine.h"
+#include "server/engine/fleet.h"
 #include "server/engine/messages.h"
+#include "server/engine/spread.h"
 #include "server/rpc/poller.h"
 #include "server/shm/tickets.h"
 #include "server/translate/catalog.h"
@@ -30,7 +31,7 @@ struct Planner;
 // What every call reaches. Outlives all calls.
 struct Parts {
   const translate::Catalog* catalog = nullptr;
-  engine::Engine* engine = nullptr;
+  engine::Fleet* fleet = nullptr;
   const engine::Clock* clock = nullptr;
   HelperThread* planning = nullptr;
   HelperThread* measuring = nullptr;
@@ -85,27 +86,31 @@ class Work : public engine::Completion, public Posted {
   void OnPosted() final {
     if (is_expected_) poller_->Expect(-1);
     is_expected_ = false;
-    owner_->OnWork(this);
+    if (GoesOn()) {
+      Expect();
+    } else {
+      owner_->OnWork(this);
+    }
   }
 
  protected:
   const Parts& parts() const { return *parts_; }
 
-  // Hands the request to the engine, or says why not.
-  absl::Status Submit(engine::Request* request, const Arrival& arrival) {
-    request->done = this;
-    request->tenant = arrival.tenant;
-    request->arrived = arrival.arrived;
-    request->deadline = arrival.deadline;
-    request->staged = parts_->clock->NowUs();
-    absl::Status status = parts_->engine->Submit(request);
-    is_expected_ = status.ok();
-    if (is_expected_) {
-      poller_->Expect(1);
-    } else {
-      retry_after_ms_ = request->retry_after_ms;
-    }
-    return status;
+  // More was given to the engines, so the work comes back once more.
+  virtual bool GoesOn() { return false; }
+
+  // What the engines have to know of a message besides itself; it is staged now.
+  engine::Sender SenderOf(const Arrival& arrival) {
+    return {.done = this,
+            .tenant = arrival.tenant,
+            .arrived = arrival.arrived,
+            .staged = parts_->clock->NowUs(),
+            .deadline = arrival.deadline};
+  }
+  // The work was given to an engine and comes back soon.
+  void Expect() {
+    is_expected_ = true;
+    poller_->Expect(1);
   }
 
   int32_t retry_after_ms_ = 0;

@@ -99,14 +99,14 @@ Server::Server(Planner planner, int32_t tenants, ops::Metrics* metrics)
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOptions& options,
                                                       const translate::Catalog* catalog,
-                                                      engine::Engine* engine,
+                                                      engine::Fleet* fleet,
                                                       const engine::Clock* clock, Planner planner,
                                                       ops::Metrics* metrics, Locks locks,
                                                       shm::TicketBook* tickets) {
   std::unique_ptr<Server> self(new Server(std::move(planner), locks.tenants, metrics));
   Parts& parts = self->parts_;
   parts.catalog = catalog;
-  parts.engine = engine;
+  parts.fleet = fleet;
   parts.clock = clock;
   parts.planning = &self->planning_;
   parts.measuring = &self->measuring_;

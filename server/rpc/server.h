@@ -40,10 +40,10 @@ struct Locks {
 
 class Server {
  public:
-  // catalog, engine, clock, metrics and tickets (null: no same-host transport) outlive the server.
+  // catalog, fleet, clock, metrics and tickets (null: no same-host transport) outlive the server.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const config::ServerOptions& options,
                                                        const translate::Catalog* catalog,
-                                                       engine::Engine* engine,
+                                                       engine::Fleet* fleet,
                                                        const engine::Clock* clock, Planner planner,
                                                        ops::Metrics* metrics, Locks locks = {},
                                                        shm::TicketBook* tickets = nullptr);

@@ -32,20 +32,16 @@ void MessageSlices::Drop() {
   slices_.clear();
 }
 
-DecodeJob::~DecodeJob() { FP8KVD_CHECK(!slot_.has_value()); }
-
 absl::Status DecodeJob::Load(grpc::ByteBuffer* message, cache::TenantId tenant) {
   if (!slices_.Take(message)) return NoSlices();
   absl::Status status = message_.Check(*parts().catalog, slices_.pieces());
   if (!status.ok()) return status;
-  absl::StatusOr<engine::StagingSlot> slot =
-      parts().engine->staging().Acquire(message_.slot_bytes(), tenant);
-  if (!slot.ok()) {
-    if (absl::IsResourceExhausted(slot.status())) retry_after_ms_ = kStagingRetryMs;
-    return slot.status();
+  status = spread_.AcquireSlots(message_.parts(), tenant);
+  if (!status.ok()) {
+    if (absl::IsResourceExhausted(status)) retry_after_ms_ = kStagingRetryMs;
+    return status;
   }
-  slot_ = *slot;
-  message_.Load(slot_->bytes);
+  for (size_t i = 0; i < message_.parts().size(); ++i) message_.Load(i, spread_.slot(i));
   return absl::OkStatus();
 }
 
@@ -59,26 +55,34 @@ Job::Next DecodeJob::Begin(grpc::ByteBuffer* message, const Arrival& arrival) {
     mine.deadline =
         std::min(mine.deadline, arrival.arrived + int64_t{message_.timeout_ms()} * 1000);
   }
-  status_ = Submit(&message_.request(), mine);
-  return status_.ok() ? Next::kLater : Next::kAnswer;
+  status_ = spread_.Submit(SenderOf(mine));
+  if (status_.ok()) {
+    Expect();
+    return Next::kLater;
+  }
+  retry_after_ms_ = spread_.retry_after_ms();
+  return Next::kAnswer;
 }
 
 absl::Status DecodeJob::Answer(grpc::ByteBuffer* reply) {
   absl::Status status = status_;
   if (status.ok()) {
-    status = message_.request().status;
-    retry_after_ms_ = message_.request().retry_after_ms;
+    status = spread_.Finish();
+    retry_after_ms_ = spread_.retry_after_ms();
   }
   if (status.ok()) {
     *reply = translate::DecodeReply(message_, parts().clock->NowUs());
-    parts().engine->NoteReply(message_.request());
+    spread_.NoteReplies();
   }
-  if (slot_.has_value()) parts().engine->staging().Release(*slot_);
-  slot_.reset();
+  spread_.Release();
   return status;
 }
 
 AppendWork::~AppendWork() { FP8KVD_CHECK(!slot_.has_value()); }
+
+engine::Engine& AppendWork::engine() const {
+  return parts().fleet->Of(parts().fleet->DeviceOf(message_.request().handle));
+}
 
 absl::Status AppendWork::Prepare(grpc::ByteBuffer* message, cache::TenantId tenant) {
   retry_after_ms_ = 0;
@@ -87,7 +91,7 @@ absl::Status AppendWork::Prepare(grpc::ByteBuffer* message, cache::TenantId tena
   absl::Status status = message_.Check(*parts().catalog, slices_.pieces());
   if (status.ok() && message_.slot_bytes() > 0) {
     absl::StatusOr<engine::StagingSlot> slot =
-        parts().engine->staging().Acquire(message_.slot_bytes(), tenant);
+        engine().staging().Acquire(message_.slot_bytes(), tenant);
     status = slot.status();
     if (slot.ok()) {
       slot_ = *slot;
@@ -101,8 +105,14 @@ absl::Status AppendWork::Prepare(grpc::ByteBuffer* message, cache::TenantId tena
 }
 
 absl::Status AppendWork::Run(const Arrival& arrival) {
-  absl::Status status = Submit(&message_.request(), arrival);
-  if (!status.ok()) Drop();
+  SenderOf(arrival).Sign(&message_.request());
+  absl::Status status = engine().Submit(&message_.request());
+  if (status.ok()) {
+    Expect();
+    return status;
+  }
+  retry_after_ms_ = message_.request().retry_after_ms;
+  Drop();
   return status;
 }
 
@@ -113,7 +123,7 @@ absl::Status AppendWork::Finish() {
 }
 
 void AppendWork::Drop() {
-  if (slot_.has_value()) parts().engine->staging().Release(*slot_);
+  if (slot_.has_value()) engine().staging().Release(*slot_);
   slot_.reset();
 }
 

@@ -1,5 +1,5 @@
-// server/rpc/tensor_jobs.h: the jobs of messages with tensors: they hold a staging slot from before
-// Submit until the reply is made.
+// server/rpc/tensor_jobs.h: the jobs of messages with tensors: they hold a staging slot of each
+// device that the message concerns from before it is submitted until the reply is made.
 #pragma once
 
 #include <optional>
@@ -29,12 +29,12 @@ class MessageSlices {
 // One DecodeRequest, of a unary call or of a stream.
 class DecodeJob final : public Job {
  public:
-  using Job::Job;
-  ~DecodeJob() override;
+  DecodeJob(const Parts* parts, Poller* poller, WorkOwner* owner)
+      : Job(parts, poller, owner), spread_(parts->fleet) {}
 
   Next Begin(grpc::ByteBuffer* message, const Arrival& arrival) override;
   absl::Status Answer(grpc::ByteBuffer* reply) override;
-  void Cancel() override { message_.request().cancelled.store(true, std::memory_order_relaxed); }
+  void Cancel() override { spread_.Cancel(); }
 
   uint64_t request_id() const { return message_.request_id(); }
 
@@ -43,7 +43,7 @@ class DecodeJob final : public Job {
 
   MessageSlices slices_;
   translate::DecodeMessage message_;
-  std::optional<engine::StagingSlot> slot_;
+  engine::DecodeSpread spread_;
   absl::Status status_;  // why it was not submitted
 };
 
@@ -69,6 +69,8 @@ class AppendWork final : public Work {
 
  private:
   MessageSlices slices_;
+  engine::Engine& engine() const;  // of the message's sequence
+
   translate::AppendMessage message_;
   std::optional<engine::StagingSlot> slot_;
 };

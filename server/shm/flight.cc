@@ -43,8 +43,6 @@ Answer AnswerError(const absl::Status& status, int32_t retry_after_ms, absl::Spa
   return answer;
 }
 
-Flight::~Flight() { FP8KVD_CHECK(!slot_.has_value()); }
-
 translate::Piece Flight::CopyHead(const Taken& taken, const Rooms& rooms) {
   taken_ = taken;
   retry_after_ms_ = 0;
@@ -52,35 +50,16 @@ translate::Piece Flight::CopyHead(const Taken& taken, const Rooms& rooms) {
   return {reinterpret_cast<const uint8_t*>(head_.data()), head_.size()};
 }
 
-absl::Status Flight::AcquireSlot(int64_t bytes) {
-  absl::StatusOr<engine::StagingSlot> slot =
-      parts().engine->staging().Acquire(bytes, session_->tenant());
-  if (!slot.ok()) {
-    if (absl::IsResourceExhausted(slot.status())) retry_after_ms_ = kStagingRetryMs;
-    return slot.status();
-  }
-  slot_ = *slot;
-  return absl::OkStatus();
-}
-
-absl::Status Flight::SubmitTo(engine::Request* request, uint32_t timeout_ms) {
-  request->done = this;
-  request->tenant = session_->tenant();
-  request->arrived = taken_.arrived;
-  request->staged = parts().clock->NowUs();
-  request->deadline = engine::kNoDeadline;
+engine::Sender Flight::SenderWith(uint32_t timeout_ms) {
+  engine::Sender sender{.done = this,
+                        .tenant = session_->tenant(),
+                        .arrived = taken_.arrived,
+                        .staged = parts().clock->NowUs()};
   for (const uint32_t timeout : {timeout_ms, taken_.request.timeout_ms}) {
     if (timeout == 0) continue;
-    request->deadline = std::min(request->deadline, taken_.arrived + int64_t{timeout} * 1000);
+    sender.deadline = std::min(sender.deadline, taken_.arrived + int64_t{timeout} * 1000);
   }
-  absl::Status status = parts().engine->Submit(request);
-  if (!status.ok()) retry_after_ms_ = request->retry_after_ms;
-  return status;
-}
-
-void Flight::Drop() {
-  if (slot_.has_value()) parts().engine->staging().Release(*slot_);
-  slot_.reset();
+  return sender;
 }
 
 absl::Status DecodeFlight::Load(const Taken& taken, const Rooms& rooms) {
@@ -89,19 +68,24 @@ absl::Status DecodeFlight::Load(const Taken& taken, const Rooms& rooms) {
   if (!status.ok()) return status;
   const uint64_t tensors = AlignUp(static_cast<uint64_t>(message_.out_bytes())) +
                            AlignUp(static_cast<uint64_t>(message_.lse_bytes()));
-  status = CheckRoom(tensors, static_cast<int64_t>(message_.request().items.size()), rooms);
+  status = CheckRoom(tensors, static_cast<int64_t>(message_.items()), rooms);
   if (!status.ok()) return status;
-  status = AcquireSlot(message_.slot_bytes());
-  if (status.ok()) message_.Load(slot_bytes());
-  return status;
+  status = spread_.AcquireSlots(message_.parts(), session()->tenant());
+  if (!status.ok()) {
+    if (absl::IsResourceExhausted(status)) retry_after_ms_ = kStagingRetryMs;
+    return status;
+  }
+  for (size_t i = 0; i < message_.parts().size(); ++i) message_.Load(i, spread_.slot(i));
+  return absl::OkStatus();
 }
 
 absl::Status DecodeFlight::Submit() {
   is_running_ = true;  // before Submit, which may come to Done
-  absl::Status status = SubmitTo(&message_.request(), message_.timeout_ms());
+  absl::Status status = spread_.Submit(SenderWith(message_.timeout_ms()));
   if (status.ok()) return status;
   is_running_ = false;
-  Drop();
+  retry_after_ms_ = spread_.retry_after_ms();
+  spread_.Release();
   return status;
 }
 
@@ -111,9 +95,9 @@ void DecodeFlight::OnPosted() {
 }
 
 Answer DecodeFlight::Finish(absl::Span<uint8_t> room) {
-  const engine::DecodeRequest& request = message_.request();
+  const absl::Status status = spread_.Finish();
   Answer answer;
-  if (request.status.ok()) {
+  if (status.ok()) {
     answer.out_bytes = static_cast<uint64_t>(message_.out_bytes());
     answer.lse_at = AlignUp(answer.out_bytes);
     answer.lse_bytes = static_cast<uint64_t>(message_.lse_bytes());
@@ -130,13 +114,24 @@ Answer DecodeFlight::Finish(absl::Span<uint8_t> room) {
     }
     FP8KVD_CHECK(answer.head_bytes <= room.size() - answer.head_at);
     head.SerializeWithCachedSizesToArray(room.data() + answer.head_at);
-    parts().engine->NoteReply(request);
+    spread_.NoteReplies();
   } else {
-    retry_after_ms_ = request.retry_after_ms;
-    answer = AnswerError(request.status, retry_after_ms_, room);
+    retry_after_ms_ = spread_.retry_after_ms();
+    answer = AnswerError(status, retry_after_ms_, room);
   }
-  Drop();
+  spread_.Release();
   return answer;
+}
+
+AppendFlight::~AppendFlight() { FP8KVD_CHECK(!slot_.has_value()); }
+
+engine::Engine& AppendFlight::engine() const {
+  return parts().fleet->Of(parts().fleet->DeviceOf(message_.request().handle));
+}
+
+void AppendFlight::Drop() {
+  if (slot_.has_value()) engine().staging().Release(*slot_);
+  slot_.reset();
 }
 
 absl::Status AppendFlight::Load(const Taken& taken, const Rooms& rooms) {
@@ -145,16 +140,24 @@ absl::Status AppendFlight::Load(const Taken& taken, const Rooms& rooms) {
   if (!status.ok()) return status;
   status = CheckRoom(0, message_.request().layers_count, rooms);
   if (!status.ok()) return status;
-  status = AcquireSlot(message_.slot_bytes());
-  if (!status.ok()) return status;
-  status = message_.Load(slot_bytes());
+  absl::StatusOr<engine::StagingSlot> slot =
+      engine().staging().Acquire(message_.slot_bytes(), session()->tenant());
+  if (!slot.ok()) {
+    if (absl::IsResourceExhausted(slot.status())) retry_after_ms_ = kStagingRetryMs;
+    return slot.status();
+  }
+  slot_ = *slot;
+  status = message_.Load(slot_->bytes);
   if (!status.ok()) Drop();
   return status;
 }
 
 absl::Status AppendFlight::Submit() {
-  absl::Status status = SubmitTo(&message_.request(), /*timeout_ms=*/0);
-  if (!status.ok()) Drop();
+  SenderWith(/*timeout_ms=*/0).Sign(&message_.request());
+  absl::Status status = engine().Submit(&message_.request());
+  if (status.ok()) return status;
+  retry_after_ms_ = message_.request().retry_after_ms;
+  Drop();
   return status;
 }
 

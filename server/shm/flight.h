@@ -14,7 +14,8 @@
 #include "absl/types/span.h"
 
 #include "proto/fp8kvd/v1/shared_memory.h"
-#include "server/engine/engine.h"
+#include "server/engine/fleet.h"
+#include "server/engine/spread.h"
 #include "server/shm/loop.h"
 #include "server/translate/requests.h"
 
@@ -52,7 +53,6 @@ Answer AnswerError(const absl::Status& status, int32_t retry_after_ms, absl::Spa
 class Flight : public engine::Completion, public Loop::Posted {
  public:
   explicit Flight(Session* session, Loop* loop) : session_(session), loop_(loop) {}
-  ~Flight() override;
   Flight(const Flight&) = delete;
   Flight& operator=(const Flight&) = delete;
 
@@ -60,16 +60,14 @@ class Flight : public engine::Completion, public Loop::Posted {
 
   const Taken& taken() const { return taken_; }
   int32_t retry_after_ms() const { return retry_after_ms_; }
-  void Drop();
 
  protected:
   const Parts& parts() const { return loop_->parts(); }
   Session* session() const { return session_; }
   // Copies the head, where nobody writes any more.
   translate::Piece CopyHead(const Taken& taken, const Rooms& rooms);
-  absl::Status AcquireSlot(int64_t bytes);
-  uint8_t* slot_bytes() const { return slot_->bytes; }
-  absl::Status SubmitTo(engine::Request* request, uint32_t timeout_ms);
+  // What the engines have to know of it besides the message; it is staged now.
+  engine::Sender SenderWith(uint32_t timeout_ms);
 
   int32_t retry_after_ms_ = 0;
 
@@ -78,29 +76,31 @@ class Flight : public engine::Completion, public Loop::Posted {
   Loop* const loop_;
   Taken taken_;
   std::string head_;
-  std::optional<engine::StagingSlot> slot_;
 };
 
 class DecodeFlight final : public Flight {
  public:
-  using Flight::Flight;
+  DecodeFlight(Session* session, Loop* loop)
+      : Flight(session, loop), spread_(loop->parts().fleet) {}
 
   absl::Status Load(const Taken& taken, const Rooms& rooms);
   absl::Status Submit();
   Answer Finish(absl::Span<uint8_t> room);
-  void Cancel() { message_.request().cancelled.store(true, std::memory_order_relaxed); }
+  void Cancel() { spread_.Cancel(); }
   void OnPosted() override;
 
   bool is_running() const { return is_running_; }
 
  private:
   translate::DecodeMessage message_;
+  engine::DecodeSpread spread_;
   bool is_running_ = false;
 };
 
 class AppendFlight final : public Flight {
  public:
   using Flight::Flight;
+  ~AppendFlight() override;
 
   // RESOURCE_EXHAUSTED: no slot is free now; may be tried again.
   absl::Status Load(const Taken& taken, const Rooms& rooms);
@@ -108,9 +108,13 @@ class AppendFlight final : public Flight {
   Answer Finish(absl::Span<uint8_t> room);
   void Cancel() { message_.request().cancelled.store(true, std::memory_order_relaxed); }
   void OnPosted() override;
+  void Drop();
 
  private:
+  engine::Engine& engine() const;  // of the message's sequence
+
   translate::AppendMessage message_;
+  std::optional<engine::StagingSlot> slot_;
 };
 
 }  // namespace fp8kvd::shm

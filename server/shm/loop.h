@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/engine/engine.h"
+#include "server/engine/fleet.h"
 #include "server/ops/metrics.h"
 #include "server/translate/catalog.h"
 
@@ -28,7 +28,7 @@ class Session;
 // What every session reaches. Outlives them all.
 struct Parts {
   const translate::Catalog* catalog = nullptr;
-  engine::Engine* engine = nullptr;
+  engine::Fleet* fleet = nullptr;
   const engine::Clock* clock = nullptr;
   Quota* quota = nullptr;
   ops::MethodMetrics* decodes = nullptr;

@@ -13,7 +13,7 @@ constexpr unsigned kCoresToSpin = 4;
 }  // namespace
 
 Server::Server(const config::SharedMemoryOptions& options, const translate::Catalog* catalog,
-               engine::Engine* engine, const engine::Clock* clock, ops::Metrics* metrics)
+               engine::Fleet* fleet, const engine::Clock* clock, ops::Metrics* metrics)
     : options_(options),
       tickets_(TicketLimits{}, clock),
       quota_({.sessions_max = options.shm_sessions_max,
@@ -21,7 +21,7 @@ Server::Server(const config::SharedMemoryOptions& options, const translate::Cata
               .bytes_per_tenant_max = options.shm_tenant_bytes_max}),
       parts_{
           .catalog = catalog,
-          .engine = engine,
+          .fleet = fleet,
           .clock = clock,
           .quota = &quota_,
           .decodes = metrics->Method("SharedMemoryDecode"),

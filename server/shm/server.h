@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 
 #include "config/options.h"
-#include "server/engine/engine.h"
+#include "server/engine/fleet.h"
 #include "server/ops/metrics.h"
 #include "server/shm/door.h"
 #include "server/shm/loop.h"
@@ -27,9 +27,9 @@ namespace fp8kvd::shm {
 
 class Server {
  public:
-  // catalog, engine, clock and metrics outlive the server.
+  // catalog, fleet, clock and metrics outlive the server.
   Server(const config::SharedMemoryOptions& options, const translate::Catalog* catalog,
-         engine::Engine* engine, const engine::Clock* clock, ops::Metrics* metrics);
+         engine::Fleet* fleet, const engine::Clock* clock, ops::Metrics* metrics);
   ~Server();  // after Stop
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;

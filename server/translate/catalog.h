@@ -24,8 +24,9 @@ struct Catalog {
   std::vector<CatalogModel> models;  // indexed as the engine's
   std::string version;
   uint64_t incarnation = 0;
-  std::string device_kind;
-  std::string device_name;
+  std::string device_kind;  // of all devices
+  std::string device_name;  // of the first
+  int32_t devices = 1;
   std::string host_id;  // of this boot of this machine
   int64_t message_bytes_max = kMessageBytesMax;
   int64_t slot_bytes_max = 0;  // of one message's tensors with its reply's

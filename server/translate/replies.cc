@@ -33,28 +33,48 @@ uint8_t* WriteHead(int field, int64_t size, uint8_t* to) {
   return CodedOutputStream::WriteVarint64ToArray(static_cast<uint64_t>(size), to);
 }
 
-// Copies [tokens, row_bytes], then clears the rows of items that failed.
-void CopyRows(const void* rows, int64_t bytes, int64_t row_bytes,
-              absl::Span<const engine::DecodeItem> items, uint8_t* to) {
-  if (bytes == 0) return;
-  std::memcpy(to, rows, bytes);
-  for (const engine::DecodeItem& item : items) {
-    if (!item.status.ok()) std::memset(to + item.row * row_bytes, 0, item.q_len * row_bytes);
+// Copies a part's rows to their places; those of items that failed become zero.
+void CopyRows(const DecodeMessage& message, const engine::DecodePart& part, const void* rows,
+              int64_t row_bytes, uint8_t* to) {
+  if (rows == nullptr) return;
+  const bool is_whole = message.parts().size() == 1;
+  const auto* const from = static_cast<const uint8_t*>(rows);
+  if (is_whole) std::memcpy(to, from, message.tokens() * row_bytes);
+  for (const engine::DecodeItem& item : part.request.items) {
+    uint8_t* const at = to + message.RowOf(item) * row_bytes;
+    const auto bytes = static_cast<size_t>(item.q_len * row_bytes);
+    if (!item.status.ok()) {
+      std::memset(at, 0, bytes);
+    } else if (!is_whole) {
+      std::memcpy(at, from + item.row * row_bytes, bytes);
+    }
   }
+}
+
+// The request whose launch was finished last.
+const engine::DecodeRequest& LastOf(const DecodeMessage& message) {
+  const engine::DecodeRequest* last = &message.parts().front()->request;
+  for (const engine::DecodePart* const part : message.parts()) {
+    const engine::DecodeRequest& request = part->request;
+    if (request.batch_items > 0 && (last->batch_items == 0 || request.fenced > last->fenced)) {
+      last = &request;
+    }
+  }
+  return *last;
 }
 
 }  // namespace
 
 v1::DecodeResponse DecodeReplyHead(const DecodeMessage& message, engine::TimeUs now) {
-  const engine::DecodeRequest& request = message.request();
   v1::DecodeResponse head;
   head.set_request_id(message.request_id());
   ItemErrors errors(ItemErrors::kTextBytesMin + message.out_bytes());
-  for (size_t i = 0; i < request.items.size(); ++i) {
-    const engine::DecodeItem& item = request.items[i];
+  for (size_t i = 0; i < message.items(); ++i) {
+    const engine::DecodeItem& item = message.item(i);
     if (item.status.ok()) continue;
     *head.add_item_errors() = errors.Next(i, item.status, item.retry_after_ms);
   }
+  const engine::DecodeRequest& request = LastOf(message);
   if (request.batch_items > 0) {
     v1::StepTimings* timings = head.mutable_timings();
     const engine::TimeUs staged = std::max(request.staged, request.arrived);
@@ -68,10 +88,11 @@ v1::DecodeResponse DecodeReplyHead(const DecodeMessage& message, engine::TimeUs 
 }
 
 void CopyReplyTensors(const DecodeMessage& message, uint8_t* out, uint8_t* lse) {
-  const engine::DecodeRequest& request = message.request();
-  CopyRows(request.out, message.out_bytes(), message.out_row_bytes(), request.items, out);
   const int64_t lse_row_bytes = message.q_heads() * static_cast<int64_t>(sizeof(float));
-  CopyRows(request.lse, message.lse_bytes(), lse_row_bytes, request.items, lse);
+  for (const engine::DecodePart* const part : message.parts()) {
+    CopyRows(message, *part, part->request.out, message.out_row_bytes(), out);
+    CopyRows(message, *part, part->request.lse, lse_row_bytes, lse);
+  }
 }
 
 grpc::ByteBuffer DecodeReply(const DecodeMessage& message, engine::TimeUs now) {

@@ -1,5 +1,5 @@
 // server/translate/replies.h: the answer to a message with tensors as bytes for gRPC. out and lse
-// go from the staging slot into the message's one slice by one copy; then the slot is free.
+// go from the staging slots into the message's one slice by one copy; then the slots are free.
 //
 // Threads: pure functions. Cost: one allocation of the message's size.
 #pragma once
@@ -14,8 +14,9 @@
 
 namespace fp8kvd::translate {
 
-// The message's request was answered with an OK status. Rows of failed items are zero in out and
-// lse, whatever the slot holds there. now: when the reply is begun.
+// The message as a whole was answered with an OK status. Rows of failed items are zero in out and
+// lse, whatever the slots hold there. Times are those of the part that took longest. now: when the
+// reply is begun.
 grpc::ByteBuffer DecodeReply(const DecodeMessage& message, engine::TimeUs now);
 
 // The same in parts, for a transport whose tensors lie beside the message: all but out and lse, and

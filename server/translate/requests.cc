@@ -79,9 +79,9 @@ absl::StatusOr<int32_t> FindModel(const Catalog& catalog, absl::string_view name
 }
 
 cache::SeqHandle ToHandle(const WireHandle& handle) {
-  // No sequence has generation 0: a handle of another home finds none.
   return {.seq_id = cache::SeqId{handle.seq_id},
-          .generation = handle.home == 0 ? handle.generation : 0,
+          .generation = handle.generation,
+          .home = handle.home,
           .incarnation = handle.incarnation};
 }
 
@@ -93,6 +93,9 @@ absl::Status DecodeMessage::Check(const Catalog& catalog, absl::Span<const Piece
   wire_ = WireDecode();
   wire_.request_id = request_id;
   std::vector<engine::DecodeItem>().swap(items_);
+  std::vector<engine::DecodeItem>().swap(unsorted_);
+  std::vector<Origin>().swap(origins_);
+  std::vector<int32_t>().swap(item_at_);
   std::vector<uint32_t>().swap(order_);
   return status;
 }
@@ -108,17 +111,18 @@ absl::Status DecodeMessage::CheckAll(const Catalog& catalog, absl::Span<const Pi
   }
   const absl::StatusOr<int32_t> model = FindModel(catalog, wire_.model.kept, wire_.model.size);
   if (!model.ok()) return model.status();
+  model_index_ = *model;
   model_ = &catalog.models[*model];
-  request_.emplace();
-  request_->model = *model;
   status = CheckLayer(*model_, wire_.layer);
   if (!status.ok()) return status;
-  request_->layer = static_cast<int32_t>(wire_.layer);
+  layer_ = static_cast<int32_t>(wire_.layer);
   status = CheckItems(catalog);
   if (!status.ok()) return status;
   status = CheckSinks();
   if (!status.ok()) return status;
-  return CheckTensors(catalog);
+  status = CheckTensors(catalog);
+  if (status.ok()) Split(catalog);
+  return status;
 }
 
 absl::Status DecodeMessage::CheckItems(const Catalog& catalog) {
@@ -158,7 +162,6 @@ absl::Status DecodeMessage::CheckItems(const Catalog& catalog) {
     }
   }
   RefuseRepeated();
-  request_->items = absl::MakeSpan(items_);
   return absl::OkStatus();
 }
 
@@ -167,7 +170,7 @@ void DecodeMessage::RefuseRepeated() {
   std::iota(order_.begin(), order_.end(), 0U);
   const auto key = [this](uint32_t i) {
     const cache::SeqHandle& handle = items_[i].handle;
-    return std::tuple(handle.seq_id, handle.generation, handle.incarnation);
+    return std::tuple(handle.seq_id, handle.generation, handle.home, handle.incarnation);
   };
   std::stable_sort(order_.begin(), order_.end(),
                    [&](uint32_t a, uint32_t b) { return key(a) < key(b); });
@@ -185,14 +188,14 @@ void DecodeMessage::RefuseRepeated() {
 
 absl::Status DecodeMessage::CheckSinks() {
   const ModelGeometry& geometry = model_->geometry;
-  const bool has_sinks = geometry.layer[request_->layer].has_sinks;
+  const bool has_sinks = geometry.layer[layer_].has_sinks;
   const int64_t count = wire_.sink_logits.count;
   if (!has_sinks && count != 0) {
-    return Invalid("sink_logits has ", count, " entries, layer ", request_->layer, " of model \"",
+    return Invalid("sink_logits has ", count, " entries, layer ", layer_, " of model \"",
                    geometry.name, "\" has no sinks; leave them out, or configure has_sinks");
   }
   if (has_sinks && count != geometry.q_heads && !(wire_.omit_sinks && count == 0)) {
-    return Invalid("sink_logits has ", count, " entries, layer ", request_->layer, " of model \"",
+    return Invalid("sink_logits has ", count, " entries, layer ", layer_, " of model \"",
                    geometry.name, "\" wants ", geometry.q_heads,
                    " (one for each query head); send them, or set omit_sinks");
   }
@@ -230,47 +233,117 @@ absl::Status DecodeMessage::CheckTensors(const Catalog& catalog) {
     return Invalid("out_type is ", wire_.out_type,
                    "; send OUT_TYPE_BF16 (1), OUT_TYPE_FP32 (2) or nothing for bf16");
   }
-  request_->out_type = wire_.out_type == 2 ? kernels::OutType::kFp32 : kernels::OutType::kBf16;
-  const int64_t element_bytes = request_->out_type == kernels::OutType::kFp32 ? 4 : 2;
+  out_type_ = wire_.out_type == 2 ? kernels::OutType::kFp32 : kernels::OutType::kBf16;
+  const int64_t element_bytes = out_type_ == kernels::OutType::kFp32 ? 4 : 2;
   out_row_bytes_ = geometry.q_heads * geometry.head_dim * element_bytes;
   lse_bytes_ = wire_.want_lse ? tokens_ * geometry.q_heads * 4 : 0;
   const int64_t reply_bytes = out_bytes() + lse_bytes_;
-  slot_bytes_ = Aligned(q_bytes) + Aligned(wire_.k.size) + Aligned(wire_.v.size) +
-                Aligned(wire_.sink_logits.count * 4) + Aligned(out_bytes()) + lse_bytes_;
-  if (reply_bytes > catalog.message_bytes_max || slot_bytes_ > catalog.slot_bytes_max) {
-    return Invalid("out and lse would hold ", reply_bytes, " bytes and all tensors ", slot_bytes_,
+  const int64_t slot_bytes = SlotBytes(tokens_);
+  if (reply_bytes > catalog.message_bytes_max || slot_bytes > catalog.slot_bytes_max) {
+    return Invalid("out and lse would hold ", reply_bytes, " bytes and all tensors ", slot_bytes,
                    ", a call takes ", catalog.message_bytes_max, " and ", catalog.slot_bytes_max,
                    "; split the batch");
   }
   return absl::OkStatus();
 }
 
-void DecodeMessage::Load(uint8_t* slot) {
-  const auto place = [&slot](const Pieces& tensor) -> const uint16_t* {
-    if (tensor.size == 0) return nullptr;
-    uint8_t* const at = slot;
-    tensor.CopyTo(at);
-    slot += Aligned(tensor.size);
-    return reinterpret_cast<const uint16_t*>(at);
+int64_t DecodeMessage::SlotBytes(int64_t tokens) const {
+  const ModelGeometry& geometry = model_->geometry;
+  const int64_t q_bytes = tokens * geometry.q_heads * geometry.head_dim * kBf16Bytes;
+  const int64_t kv_bytes =
+      wire_.k.size == 0 ? 0 : tokens * geometry.kv_heads * geometry.head_dim * kBf16Bytes;
+  const int64_t lse_bytes = wire_.want_lse ? tokens * geometry.q_heads * 4 : 0;
+  return Aligned(q_bytes) + 2 * Aligned(kv_bytes) + Aligned(wire_.sink_logits.count * 4) +
+         Aligned(tokens * out_row_bytes_) + lse_bytes;
+}
+
+engine::DecodePart& DecodeMessage::AddPart(int32_t device) {
+  const size_t index = parts_.size();
+  if (index == part_at_.size()) part_at_.emplace_back();
+  engine::DecodePart& part = part_at_[index].emplace();
+  part.device = device;
+  part.request.model = model_index_;
+  part.request.layer = layer_;
+  part.request.out_type = out_type_;
+  parts_.push_back(&part);
+  return part;
+}
+
+void DecodeMessage::Split(const Catalog& catalog) {
+  parts_.clear();
+  origins_.clear();
+  const auto device_of = [&catalog](const engine::DecodeItem& item) {
+    return item.handle.home < static_cast<uint32_t>(catalog.devices)
+               ? static_cast<int32_t>(item.handle.home)
+               : 0;
   };
-  request_->q = place(wire_.q);
-  request_->k = place(wire_.k);
-  request_->v = place(wire_.v);
-  const int64_t sink_bytes = wire_.sink_logits.count * 4;
-  if (sink_bytes != 0 && !wire_.omit_sinks) {
-    std::memcpy(slot, wire_.sink_logits.kept.data(), sink_bytes);
-    request_->sink_logits = reinterpret_cast<const float*>(slot);
+  const int32_t first = device_of(items_.front());
+  if (std::all_of(items_.begin(), items_.end(),
+                  [&](const engine::DecodeItem& item) { return device_of(item) == first; })) {
+    engine::DecodePart& part = AddPart(first);
+    part.slot_bytes = SlotBytes(tokens_);
+    part.request.items = absl::MakeSpan(items_);
+    return;
   }
-  slot += Aligned(sink_bytes);
-  request_->out = slot;
-  slot += Aligned(out_bytes());
-  if (wire_.want_lse) request_->lse = reinterpret_cast<float*>(slot);
-  for (size_t i = 0; i < items_.size(); ++i) {
-    if (items_[i].status.ok()) LoadItem(&items_[i], static_cast<int64_t>(i));
+  unsorted_.swap(items_);
+  items_.clear();
+  items_.reserve(unsorted_.size());  // parts have spans of it
+  item_at_.resize(unsorted_.size());
+  for (int32_t device = 0; device < catalog.devices; ++device) {
+    const size_t begin = items_.size();
+    int32_t tokens = 0;
+    for (size_t i = 0; i < unsorted_.size(); ++i) {
+      if (device_of(unsorted_[i]) != device) continue;
+      item_at_[i] = static_cast<int32_t>(items_.size());
+      engine::DecodeItem& item = items_.emplace_back(std::move(unsorted_[i]));
+      origins_.push_back({.index = static_cast<int32_t>(i), .row = item.row});
+      item.row = tokens;
+      tokens += item.q_len;
+    }
+    if (items_.size() == begin) continue;
+    engine::DecodePart& part = AddPart(device);
+    part.slot_bytes = SlotBytes(tokens);
+    part.request.items = absl::MakeSpan(items_).subspan(begin);
   }
 }
 
-void DecodeMessage::LoadItem(engine::DecodeItem* item, int64_t index) {
+void DecodeMessage::Load(size_t part, uint8_t* slot) {
+  engine::DecodeRequest& request = parts_[part]->request;
+  const engine::DecodeItem& last = request.items.back();
+  const int64_t tokens = last.row + last.q_len;
+  const auto place = [&](const Pieces& tensor) -> const uint16_t* {
+    if (tensor.size == 0) return nullptr;
+    uint8_t* const at = slot;
+    const int64_t row_bytes = tensor.size / tokens_;
+    slot += Aligned(tokens * row_bytes);
+    if (origins_.empty()) {
+      tensor.CopyTo(at);
+    } else {
+      RangeCopier rows(&tensor);
+      for (const engine::DecodeItem& item : request.items) {
+        rows.Copy(RowOf(item) * row_bytes, item.q_len * row_bytes, at + item.row * row_bytes);
+      }
+    }
+    return reinterpret_cast<const uint16_t*>(at);
+  };
+  request.q = place(wire_.q);
+  request.k = place(wire_.k);
+  request.v = place(wire_.v);
+  const int64_t sink_bytes = wire_.sink_logits.count * 4;
+  if (sink_bytes != 0 && !wire_.omit_sinks) {
+    std::memcpy(slot, wire_.sink_logits.kept.data(), sink_bytes);
+    request.sink_logits = reinterpret_cast<const float*>(slot);
+  }
+  slot += Aligned(sink_bytes);
+  request.out = slot;
+  slot += Aligned(tokens * out_row_bytes_);
+  if (wire_.want_lse) request.lse = reinterpret_cast<float*>(slot);
+  for (engine::DecodeItem& item : request.items) {
+    if (item.status.ok()) LoadItem(request, &item);
+  }
+}
+
+void DecodeMessage::LoadItem(const engine::DecodeRequest& request, engine::DecodeItem* item) {
   const ModelGeometry& geometry = model_->geometry;
   const int64_t q_row = int64_t{geometry.q_heads} * geometry.head_dim;
   const int64_t kv_row = int64_t{geometry.kv_heads} * geometry.head_dim;
@@ -278,21 +351,23 @@ void DecodeMessage::LoadItem(engine::DecodeItem* item, int64_t index) {
     const char* name;
     const uint16_t* rows;
     int64_t row_elements;
-  } tensors[] = {{"q", request_->q, q_row}, {"k", request_->k, kv_row}, {"v", request_->v, kv_row}};
+  } tensors[] = {{"q", request.q, q_row}, {"k", request.k, kv_row}, {"v", request.v, kv_row}};
   for (const auto& [name, rows, row_elements] : tensors) {
     if (rows == nullptr) continue;
     const std::optional<BadElement> bad =
         FindBad({rows + item->row * row_elements, static_cast<size_t>(item->q_len * row_elements)});
     if (bad.has_value()) {
       const absl::Status status = BadValue(name, *bad, row_elements, geometry.head_dim);
-      item->status = Invalid("item ", index, ": ", status.message());
+      const int64_t place = item - items_.data();
+      item->status = Invalid("item ", origins_.empty() ? place : origins_[place].index, ": ",
+                             status.message());
       return;
     }
   }
-  if (request_->k != nullptr) {
+  if (request.k != nullptr) {
     const size_t elements = item->q_len * kv_row;
-    item->kv_digest = RowsDigest({request_->k + item->row * kv_row, elements},
-                                 {request_->v + item->row * kv_row, elements});
+    item->kv_digest = RowsDigest({request.k + item->row * kv_row, elements},
+                                 {request.v + item->row * kv_row, elements});
   }
 }
 

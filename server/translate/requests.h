@@ -4,11 +4,12 @@
 //                             model and the limits; takes no staging memory
 //   Load(slot)                copies the tensors into the slot, once; then, on that copy, refuses
 //                             what is not finite or >= 2^28 and digests the rows of K and V
-// after which request() can be submitted and lives until its Done.
+// after which its requests can be submitted and live until their Done. A Decode is one request for
+// each device that its sequences are on, mostly one: their rows go into that device's slot, and
+// back from there to their places in the reply.
 //
 // Does not manage: slots and their return, deadlines (server/rpc); whether a handle exists,
-//   lengths, rooms (the engine). `home` of a handle that is not ours becomes a handle that never
-//   exists.
+//   lengths, rooms (the engine). A handle of no device of ours goes to the first, which refuses it.
 // Threads: one message at a time per object. Memory is kept from message to message, but for what a
 //   refused one took: an object that waits for the next holds no more than tensors came for.
 // Errors: INVALID_ARGUMENT, NOT_FOUND (model). What is wrong with one item of a Decode is that
@@ -16,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <vector>
 
@@ -48,12 +50,20 @@ class DecodeMessage {
   uint64_t request_id() const { return wire_.request_id; }
   uint32_t timeout_ms() const { return wire_.timeout_ms; }
 
-  // Bytes of the slot that Load wants.
-  int64_t slot_bytes() const { return slot_bytes_; }
-  void Load(uint8_t* slot);
+  // After a Check that was OK: one for each device, ascending.
+  absl::Span<engine::DecodePart* const> parts() const { return parts_; }
+  // slot has the part's slot_bytes.
+  void Load(size_t part, uint8_t* slot);
 
-  engine::DecodeRequest& request() { return *request_; }
-  const engine::DecodeRequest& request() const { return *request_; }
+  // The message's items in its own order, whichever part they are in.
+  size_t items() const { return items_.size(); }
+  const engine::DecodeItem& item(size_t index) const {
+    return items_[origins_.empty() ? index : static_cast<size_t>(item_at_[index])];
+  }
+  // The first row of an item (of a part) in the message's tensors and its reply's.
+  int64_t RowOf(const engine::DecodeItem& item) const {
+    return origins_.empty() ? item.row : origins_[&item - items_.data()].row;
+  }
   // Bytes of one query token's row in out; tokens of all items.
   int64_t out_row_bytes() const { return out_row_bytes_; }
   int64_t out_bytes() const { return tokens_ * out_row_bytes_; }
@@ -68,17 +78,33 @@ class DecodeMessage {
   absl::Status CheckTensors(const Catalog& catalog);
   absl::Status CheckSinks();
   void RefuseRepeated();
-  void LoadItem(engine::DecodeItem* item, int64_t index);
+  int64_t SlotBytes(int64_t tokens) const;
+  // Makes the parts; with several, items_ are put in their order.
+  void Split(const Catalog& catalog);
+  engine::DecodePart& AddPart(int32_t device);
+  void LoadItem(const engine::DecodeRequest& request, engine::DecodeItem* item);
+
+  // Where an item of a part stands in the message.
+  struct Origin {
+    int32_t index = 0;
+    int32_t row = 0;
+  };
 
   WireDecode wire_;
   const CatalogModel* model_ = nullptr;
+  int32_t model_index_ = 0;
+  int32_t layer_ = 0;
+  kernels::OutType out_type_ = kernels::OutType::kBf16;
   std::vector<engine::DecodeItem> items_;
-  std::vector<uint32_t> order_;  // scratch of RefuseRepeated
-  std::optional<engine::DecodeRequest> request_;
+  std::vector<Origin> origins_;               // [items_]; empty: items_ are in the message's order
+  std::vector<int32_t> item_at_;              // by index in the message, its place in items_
+  std::vector<engine::DecodeItem> unsorted_;  // scratch of Split
+  std::vector<uint32_t> order_;               // scratch of RefuseRepeated
+  std::deque<std::optional<engine::DecodePart>> part_at_;  // memory for parts_
+  std::vector<engine::DecodePart*> parts_;
   int64_t tokens_ = 0;
   int64_t out_row_bytes_ = 0;
   int64_t lse_bytes_ = 0;
-  int64_t slot_bytes_ = 0;
 };
 
 class AppendMessage {

@@ -401,6 +401,24 @@ void Pieces::CopyTo(uint8_t* to) const {
   }
 }
 
+void RangeCopier::Copy(int64_t at, int64_t bytes, uint8_t* to) {
+  while (bytes > 0) {
+    const Piece& piece = from_->pieces[piece_];
+    const int64_t begin = at - piece_at_;
+    const auto size = static_cast<int64_t>(piece.size());
+    if (begin >= size) {
+      piece_at_ += size;
+      ++piece_;
+      continue;
+    }
+    const int64_t part = std::min(bytes, size - begin);
+    std::memcpy(to, piece.data() + begin, static_cast<size_t>(part));
+    at += part;
+    to += part;
+    bytes -= part;
+  }
+}
+
 absl::Status WireDecode::Read(absl::Span<const Piece> message) {
   request_id = 0;
   Clear(&model);

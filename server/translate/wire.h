@@ -44,6 +44,19 @@ struct Pieces {
   void CopyTo(uint8_t* to) const;
 };
 
+// Copies ranges of a field that come in ascending order, in one walk over its pieces.
+class RangeCopier {
+ public:
+  explicit RangeCopier(const Pieces* from) : from_(from) {}
+  // [at, at + bytes) is inside, and not before the range before.
+  void Copy(int64_t at, int64_t bytes, uint8_t* to);
+
+ private:
+  const Pieces* const from_;
+  size_t piece_ = 0;
+  int64_t piece_at_ = 0;  // where it begins in the field
+};
+
 // The first `Max` entries of a repeated field, and how many there were.
 template <typename T, int64_t Max>
 struct Bounded {

@@ -67,18 +67,11 @@ std::vector<uint8_t> Slot(const Catalog& catalog, int64_t slot_bytes, size_t mes
   return std::vector<uint8_t>(slot_bytes, 0xFF);
 }
 
-void TryDecode(const Catalog& catalog, const std::vector<Piece>& pieces, size_t message_bytes) {
-  static DecodeMessage& message = *new DecodeMessage;  // one serves many calls, as in a stream
-  const size_t before = bytes_asked;
-  const absl::Status status = message.Check(catalog, pieces);
-  FP8KVD_CHECK(bytes_asked - before <= kBytesPerByteMax * message_bytes + kBytesOfAnyMax);
-  if (!status.ok()) {
-    CheckRefusal(status);
-    return;
-  }
-  std::vector<uint8_t> slot = Slot(catalog, message.slot_bytes(), message_bytes);
-  message.Load(slot.data());
-  engine::DecodeRequest& request = message.request();
+// One part of a decode: its values are checked, and nothing of it lies outside its slot.
+int64_t TryPart(const Catalog& catalog, DecodeMessage& message, size_t part,
+                std::vector<uint8_t>* slot) {
+  message.Load(part, slot->data());
+  const engine::DecodeRequest& request = message.parts()[part]->request;
   const ModelGeometry& geometry = catalog.models.at(request.model).geometry;
   FP8KVD_CHECK(request.layer >= 0 && request.layer < geometry.layers);
   const int64_t q_row = int64_t{geometry.q_heads} * geometry.head_dim;
@@ -97,16 +90,36 @@ void TryDecode(const Catalog& catalog, const std::vector<Piece>& pieces, size_t 
     CheckValues(request.v, item.row * kv_row, item.q_len * kv_row);
     FP8KVD_CHECK(item.pos >= 0 && item.pos + item.q_len <= catalog.seq_len_max);
   }
-  FP8KVD_CHECK(row == message.tokens());
-  CheckWithin(request.q, row * q_row * kBf16Bytes, slot);
-  CheckWithin(request.k, row * kv_row * kBf16Bytes, slot);
-  CheckWithin(request.v, row * kv_row * kBf16Bytes, slot);
-  CheckWithin(request.sink_logits, geometry.q_heads * int64_t{4}, slot);
-  CheckWithin(request.out, row * message.out_row_bytes(), slot);
-  CheckWithin(request.lse, row * geometry.q_heads * 4, slot);
+  CheckWithin(request.q, row * q_row * kBf16Bytes, *slot);
+  CheckWithin(request.k, row * kv_row * kBf16Bytes, *slot);
+  CheckWithin(request.v, row * kv_row * kBf16Bytes, *slot);
+  CheckWithin(request.sink_logits, geometry.q_heads * int64_t{4}, *slot);
+  CheckWithin(request.out, row * message.out_row_bytes(), *slot);
+  CheckWithin(request.lse, row * geometry.q_heads * 4, *slot);
+  return row;
+}
+
+void TryDecode(const Catalog& catalog, const std::vector<Piece>& pieces, size_t message_bytes) {
+  static DecodeMessage& message = *new DecodeMessage;  // one serves many calls, as in a stream
+  const size_t before = bytes_asked;
+  const absl::Status status = message.Check(catalog, pieces);
+  FP8KVD_CHECK(bytes_asked - before <= kBytesPerByteMax * message_bytes + kBytesOfAnyMax);
+  if (!status.ok()) {
+    CheckRefusal(status);
+    return;
+  }
+  std::vector<std::vector<uint8_t>> slots;
+  int64_t rows = 0;
+  size_t items = 0;
+  for (size_t i = 0; i < message.parts().size(); ++i) {
+    slots.push_back(Slot(catalog, message.parts()[i]->slot_bytes, message_bytes));
+    rows += TryPart(catalog, message, i, &slots.back());
+    items += message.parts()[i]->request.items.size();
+  }
+  FP8KVD_CHECK(rows == message.tokens() && items == message.items());
   v1::DecodeResponse response;
-  FP8KVD_CHECK(Parse(DecodeReply(message, message.request().fenced), &response));
-  FP8KVD_CHECK(static_cast<int64_t>(response.out().size()) == row * message.out_row_bytes());
+  FP8KVD_CHECK(Parse(DecodeReply(message, /*now=*/0), &response));
+  FP8KVD_CHECK(static_cast<int64_t>(response.out().size()) == rows * message.out_row_bytes());
 }
 
 void TryAppend(const Catalog& catalog, const std::vector<Piece>& pieces, size_t message_bytes) {

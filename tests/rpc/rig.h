@@ -111,6 +111,8 @@ class ServerRig {
                                          /*incarnation=*/7, &backend, &clock_, options_.tenants);
     FP8KVD_CHECK(started.ok());
     engine = *std::move(started);
+    fleet = std::make_unique<engine::Fleet>(std::vector<engine::Engine*>{engine.get()},
+                                            options_.tenants);
     FillCatalog(models);
     engine_thread_ = std::thread([this] { engine_status = engine->Run(); });
     rpc::Planner planner;
@@ -126,11 +128,11 @@ class ServerRig {
     if (options_.live) planner.live = options_.live;
     const bool has_shm = !options_.shared_memory.shm_socket.empty();
     if (has_shm) {
-      shm = std::make_unique<shm::Server>(options_.shared_memory, &catalog, engine.get(), &clock_,
+      shm = std::make_unique<shm::Server>(options_.shared_memory, &catalog, fleet.get(), &clock_,
                                           &metrics);
     }
     auto server_started =
-        rpc::Server::Start(options_.server, &catalog, engine.get(), &clock_, std::move(planner),
+        rpc::Server::Start(options_.server, &catalog, fleet.get(), &clock_, std::move(planner),
                            &metrics, options_.locks, has_shm ? shm->tickets() : nullptr);
     FP8KVD_CHECK(server_started.ok());
     server = *std::move(server_started);
@@ -277,6 +279,7 @@ class ServerRig {
   translate::Catalog catalog;
   ops::Metrics metrics;
   std::unique_ptr<engine::Engine> engine;
+  std::unique_ptr<engine::Fleet> fleet;
   absl::Status engine_status;  // after Stop
   std::unique_ptr<shm::Server> shm;
   std::unique_ptr<rpc::Server> server;

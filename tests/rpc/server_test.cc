@@ -242,7 +242,7 @@ TEST(Server, ASecondOneOnTheSamePortDoesNotStart) {
   engine::SteadyClock clock;
   ops::Metrics metrics;
   const auto second =
-      rpc::Server::Start(options, &rig.catalog, rig.engine.get(), &clock, rpc::Planner{}, &metrics);
+      rpc::Server::Start(options, &rig.catalog, rig.fleet.get(), &clock, rpc::Planner{}, &metrics);
   ASSERT_TRUE(absl::IsUnavailable(second.status())) << second.status();
   EXPECT_THAT(std::string(second.status().message()),
               HasSubstr("cannot listen on " + options.listen_address));

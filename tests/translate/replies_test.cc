@@ -38,11 +38,12 @@ class DecodeReplyTest : public testing::Test {
   void SetUp() override {
     const Piece piece(reinterpret_cast<const uint8_t*>(bytes_.data()), bytes_.size());
     ASSERT_TRUE(message_.Check(catalog_, absl::MakeConstSpan(&piece, 1)).ok());
-    slot_.resize(message_.slot_bytes());
-    message_.Load(slot_.data());
-    auto* const out = static_cast<float*>(message_.request().out);
+    slot_.resize(message_.parts()[0]->slot_bytes);
+    message_.Load(0, slot_.data());
+    auto* const out = static_cast<float*>(message_.parts()[0]->request.out);
     for (int i = 0; i < 3 * 256; ++i) out[i] = static_cast<float>(i + 1);
-    for (int i = 0; i < 3 * 4; ++i) message_.request().lse[i] = static_cast<float>(-i - 1);
+    for (int i = 0; i < 3 * 4; ++i)
+      message_.parts()[0]->request.lse[i] = static_cast<float>(-i - 1);
   }
   v1::DecodeResponse Reply() {
     v1::DecodeResponse response;
@@ -62,7 +63,7 @@ class DecodeReplyTest : public testing::Test {
 };
 
 TEST_F(DecodeReplyTest, CarriesOutLseAndTimings) {
-  engine::DecodeRequest& request = message_.request();
+  engine::DecodeRequest& request = message_.parts()[0]->request;
   request.arrived = 1000;
   request.staged = 1030;
   request.launched = 1250;
@@ -84,8 +85,8 @@ TEST_F(DecodeReplyTest, CarriesOutLseAndTimings) {
 }
 
 TEST_F(DecodeReplyTest, RowsOfAFailedItemAreZeroWhateverTheSlotHolds) {
-  message_.request().items[0].status = absl::OutOfRangeError("item 0: gap");
-  message_.request().items[0].retry_after_ms = 12;
+  message_.parts()[0]->request.items[0].status = absl::OutOfRangeError("item 0: gap");
+  message_.parts()[0]->request.items[0].retry_after_ms = 12;
   const v1::DecodeResponse response = Reply();
   for (size_t i = 0; i < 2 * 256; ++i) ASSERT_EQ(At(response.out(), i), 0.0F);
   EXPECT_EQ(At(response.out(), 512), 513.0F);

@@ -66,6 +66,9 @@ v1::AppendRequest GoodAppend() {
   return request;
 }
 
+int64_t SlotBytes(const DecodeMessage& message) { return message.parts()[0]->slot_bytes; }
+int64_t SlotBytes(const AppendMessage& message) { return message.slot_bytes(); }
+
 // Parsed, checked and loaded; keeps the bytes that the pieces point into.
 template <typename Message>
 class Sent {
@@ -80,7 +83,7 @@ class Sent {
     status = message.Check(catalog_, pieces_);
   }
   uint8_t* slot() {
-    slot_.assign(message.slot_bytes() / 8 + 1, ~uint64_t{0});
+    slot_.assign(SlotBytes(message) / 8 + 1, ~uint64_t{0});
     return reinterpret_cast<uint8_t*>(slot_.data());
   }
 
@@ -97,8 +100,8 @@ class Sent {
 TEST(DecodeMessage, BecomesAnEngineRequest) {
   Sent<DecodeMessage> sent(GoodDecode());
   ASSERT_TRUE(sent.status.ok()) << sent.status;
-  sent.message.Load(sent.slot());
-  const engine::DecodeRequest& request = sent.message.request();
+  sent.message.Load(0, sent.slot());
+  const engine::DecodeRequest& request = sent.message.parts()[0]->request;
   EXPECT_EQ(sent.message.request_id(), 77U);
   EXPECT_EQ(request.model, 0);
   EXPECT_EQ(request.layer, 1);
@@ -125,8 +128,8 @@ TEST(DecodeMessage, TensorsOfASlotDoNotOverlap) {
   Sent<DecodeMessage> sent(proto);
   ASSERT_TRUE(sent.status.ok()) << sent.status;
   uint8_t* const slot = sent.slot();
-  sent.message.Load(slot);
-  const engine::DecodeRequest& request = sent.message.request();
+  sent.message.Load(0, slot);
+  const engine::DecodeRequest& request = sent.message.parts()[0]->request;
   const auto offset = [slot](const void* at) { return static_cast<const uint8_t*>(at) - slot; };
   EXPECT_EQ(offset(request.q), 0);
   EXPECT_GE(offset(request.k), 4 * kQRow * 2);
@@ -134,7 +137,7 @@ TEST(DecodeMessage, TensorsOfASlotDoNotOverlap) {
   EXPECT_GE(offset(request.sink_logits), offset(request.v) + 4 * kKvRow * 2);
   EXPECT_GE(offset(request.out), offset(request.sink_logits) + 4 * 4);
   EXPECT_GE(offset(request.lse), offset(request.out) + 4 * kQRow * 4);
-  EXPECT_LE(offset(request.lse) + 4 * 4 * 4, sent.message.slot_bytes());
+  EXPECT_LE(offset(request.lse) + 4 * 4 * 4, SlotBytes(sent.message));
   for (const void* at : {static_cast<const void*>(request.k), static_cast<const void*>(request.v),
                          static_cast<const void*>(request.out)}) {
     EXPECT_EQ(offset(at) % 256, 0);
@@ -149,9 +152,9 @@ TEST(DecodeMessage, AbsentQLensMeanOneEachAndEmptyKvMeansAttendOnly) {
   proto.clear_v();
   Sent<DecodeMessage> sent(proto);
   ASSERT_TRUE(sent.status.ok()) << sent.status;
-  sent.message.Load(sent.slot());
-  EXPECT_EQ(sent.message.request().items[2].row, 2);
-  EXPECT_EQ(sent.message.request().k, nullptr);
+  sent.message.Load(0, sent.slot());
+  EXPECT_EQ(sent.message.parts()[0]->request.items[2].row, 2);
+  EXPECT_EQ(sent.message.parts()[0]->request.k, nullptr);
 }
 
 TEST(DecodeMessage, AnEmptyModelNameNeedsOnlyOneModel) {
@@ -167,13 +170,15 @@ TEST(DecodeMessage, ANameThatOnlyStartsLikeAModelIsNotIt) {
   EXPECT_TRUE(absl::IsNotFound(FindModel(catalog, "plai", 4).status()));
 }
 
-TEST(DecodeMessage, AHandleOfAnotherHomeNamesNoSequence) {
+TEST(DecodeMessage, AHandleOfAHomeThatIsNotOursGoesToTheFirstDevice) {
   v1::DecodeRequest proto = GoodDecode();
   proto.mutable_handles(0)->set_home(1);
   Sent<DecodeMessage> sent(proto);
   ASSERT_TRUE(sent.status.ok());
-  EXPECT_EQ(sent.message.request().items[0].handle.generation, 0U);
-  EXPECT_EQ(sent.message.request().items[1].handle.generation, 1U);
+  ASSERT_EQ(sent.message.parts().size(), 1U);
+  EXPECT_EQ(sent.message.parts()[0]->device, 0);
+  EXPECT_EQ(sent.message.item(0).handle.home, 1U);  // which refuses it
+  EXPECT_EQ(sent.message.item(1).handle.home, 0U);
 }
 
 TEST(DecodeMessage, ASequenceNamedAgainFailsAlone) {
@@ -181,7 +186,7 @@ TEST(DecodeMessage, ASequenceNamedAgainFailsAlone) {
   *proto.mutable_handles(2) = proto.handles(0);
   Sent<DecodeMessage> sent(proto);
   ASSERT_TRUE(sent.status.ok());
-  const auto items = sent.message.request().items;
+  const auto items = sent.message.parts()[0]->request.items;
   EXPECT_TRUE(items[0].status.ok());
   EXPECT_TRUE(items[1].status.ok());
   EXPECT_EQ(
@@ -196,8 +201,8 @@ TEST(DecodeMessage, APositionBeyondTheLimitFailsAlone) {
     proto.set_positions(1, pos);
     Sent<DecodeMessage> sent(proto);
     ASSERT_TRUE(sent.status.ok());
-    EXPECT_TRUE(sent.message.request().items[0].status.ok());
-    EXPECT_TRUE(absl::IsInvalidArgument(sent.message.request().items[1].status));
+    EXPECT_TRUE(sent.message.parts()[0]->request.items[0].status.ok());
+    EXPECT_TRUE(absl::IsInvalidArgument(sent.message.parts()[0]->request.items[1].status));
   }
 }
 
@@ -219,8 +224,8 @@ TEST_P(RangeOfValues, IsHeldItemByItem) {
     SetElement(rows, 2 * row + 64 + 3, GetParam().value);  // item 1, its second token, head 1
     Sent<DecodeMessage> sent(proto);
     ASSERT_TRUE(sent.status.ok());
-    sent.message.Load(sent.slot());
-    const auto items = sent.message.request().items;
+    sent.message.Load(0, sent.slot());
+    const auto items = sent.message.parts()[0]->request.items;
     EXPECT_TRUE(items[0].status.ok());
     EXPECT_TRUE(items[2].status.ok());
     if (std::string(GetParam().text).empty()) {
@@ -246,16 +251,18 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(DecodeMessage, DigestsCoverAnItemsOwnRows) {
   Sent<DecodeMessage> sent(GoodDecode());
-  sent.message.Load(sent.slot());
-  const uint64_t before = sent.message.request().items[1].kv_digest;
+  sent.message.Load(0, sent.slot());
+  const uint64_t before = sent.message.parts()[0]->request.items[1].kv_digest;
   v1::DecodeRequest other = GoodDecode();
   SetElement(other.mutable_k(), 0, 0x3F00);           // item 0
   SetElement(other.mutable_v(), 3 * kKvRow, 0x3F00);  // item 2
   Sent<DecodeMessage> beside(other);
-  beside.message.Load(beside.slot());
-  EXPECT_EQ(beside.message.request().items[1].kv_digest, before);
-  EXPECT_NE(beside.message.request().items[0].kv_digest, sent.message.request().items[0].kv_digest);
-  EXPECT_NE(beside.message.request().items[2].kv_digest, sent.message.request().items[2].kv_digest);
+  beside.message.Load(0, beside.slot());
+  EXPECT_EQ(beside.message.parts()[0]->request.items[1].kv_digest, before);
+  EXPECT_NE(beside.message.parts()[0]->request.items[0].kv_digest,
+            sent.message.parts()[0]->request.items[0].kv_digest);
+  EXPECT_NE(beside.message.parts()[0]->request.items[2].kv_digest,
+            sent.message.parts()[0]->request.items[2].kv_digest);
 }
 
 struct BadMessage {
@@ -364,8 +371,8 @@ TEST(DecodeMessage, OmitSinksNeedsNone) {
   for (int i = 0; i < 4; ++i) proto.add_sink_logits(1);
   Sent<DecodeMessage> with(proto);
   ASSERT_TRUE(with.status.ok()) << with.status;
-  with.message.Load(with.slot());
-  EXPECT_EQ(with.message.request().sink_logits, nullptr);
+  with.message.Load(0, with.slot());
+  EXPECT_EQ(with.message.parts()[0]->request.sink_logits, nullptr);
 }
 
 TEST(DecodeMessage, AReplyBeyondTheMessageLimitIsRefusedBeforeAnySlot) {
