@@ -7,6 +7,7 @@ Runs on the GPU node alone, standard library only, in some five minutes. --prefi
 every program that is not static, for a node without our libraries ("lib/ld-linux-x86-64.so.2
 --library-path lib"). --rehearse runs all that needs no GPU in a tenth of the size: fp8kvd_timed
 stands for the daemon, a daemon on the CPU answers the captures; its figures mean nothing.
+--two_gpus, on a node with two, runs the part of that name alone and adds it to what --out holds.
   step     fp8kv_step_bench: a step through the backend alone
   replay   fp8kvctl replay of the captures in tests/data, held against their contract
   agree    daemon_agree: this daemon and one with --device=cpu answer alike
@@ -17,6 +18,8 @@ stands for the daemon, a daemon on the CPU answers the captures; its figures mea
   append   daemon_bench: prompts over shared memory, by processes
   beside   daemon_bench: one item at a time over shared memory, alone and beside such prompts
   crowd    daemon_bench: 64 clients of long sequences over gRPC, by pollers and processes
+  two_gpus  daemon_bench: long sequences in batches over shared memory, on GPU 0, on GPUs 0 and 1,
+           and on GPU 0 again
 """
 
 import argparse
@@ -41,7 +44,7 @@ KERNEL_US_128 = 129.8
 BENCH_MODEL = """
 server { listen_address: "127.0.0.1:0" http_address: "127.0.0.1:%(http)d" }
 # A message of 128 items takes a slot of 16 MiB: nine of them.
-engine { device: %(device)s staging_bytes: 2147483648 }
+engine { device: %(device)s devices: "%(devices)s" staging_bytes: 2147483648 }
 cache { seqs_max: 2048 seq_len_max: 524288 }
 policy { allow_fp8_kv: true }
 models {
@@ -143,9 +146,9 @@ class Bench:
         self.programs, self.args, self.log = programs, args, log
         self.http = free_port()
 
-    def daemon(self, *flags):
+    def daemon(self, *flags, devices="0"):
         config = BENCH_MODEL % {"device": "auto" if self.args.rehearse else "cuda",
-                                "seqs": self.args.seqs, "http": self.http}
+                                "devices": devices, "seqs": self.args.seqs, "http": self.http}
         return daemon(self.programs, config, self.log, *flags,
                       program="fp8kvd_timed" if self.args.rehearse else "fp8kvd")
 
@@ -253,6 +256,20 @@ def crowd(programs, args, out, log):
                                                  steps=bench.scaled(60))
 
 
+def two_gpus(programs, args, out, log):
+    """16 sequences of 32,768 tokens in a call, half of them on either device: a launch takes near a
+    millisecond, so that kernels are the bound, not the bus. One device before and after two, since
+    what it gives may drift."""
+    bench = Bench(programs, args, log)
+    out["two_gpus"] = []
+    for devices in ("0", "0,1", "0"):
+        with bench.daemon("--shm_threads=8", devices=devices) as target:
+            out["two_gpus"].append({
+                "devices": devices,
+                **bench.load(target, clients=8, processes=8, batch=16, in_flight=2, prompts=8,
+                             seq_len=32768, steps=bench.scaled(60), **SHM)})
+
+
 def summarize(out):
     """The figures that are compared over time, as plain numbers beside what they come from."""
     if "steps" in out:
@@ -279,6 +296,9 @@ def summarize(out):
     if out.get("append") and "steps" in out:
         out["append_over_h2d_shm"] = max(
             run["append_gbps"] for run in out["append"]) / out["steps"]["bus_gbps"]["in"]
+    if "two_gpus" in out:
+        before, two, after = (run["calls_per_s"] for run in out["two_gpus"])
+        out["two_gpu_speedup"] = 2 * two / (before + after)
     ratios = [run["beside"]["us_p99"] / run["alone"]["us_p99"] for run in out.get("beside", [])
               if run["uploads_outlasted_it"]]
     if ratios:
@@ -294,13 +314,20 @@ def main():
     parser.add_argument("--seqs", type=int, default=72, help="of 33,024 tokens in the pool")
     parser.add_argument("--prompts", type=int, default=4, help="that the 64 sequences fork from")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: see above")
+    parser.add_argument("--two_gpus", action="store_true", help="that part alone: see above")
     args = parser.parse_args()
     programs = Programs(args.bin, args.prefix)
     out = {"commit": args.commit, "congestion_control": CONGESTION.read_text().strip(),
            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    parts = (steps, captures, calls, shared_memory, beside, crowd)
+    if args.two_gpus:
+        parts = (two_gpus,)
+        with contextlib.suppress(FileNotFoundError):
+            out = {**json.loads(pathlib.Path(args.out).read_text()),
+                   "two_gpus_commit": args.commit}
     failed = []
     with open(args.out + ".log", "w") as log:
-        for part in (steps, captures, calls, shared_memory, beside, crowd):
+        for part in parts:
             try:
                 started = time.monotonic()
                 part(programs, args, out, log)

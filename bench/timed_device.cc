@@ -14,7 +14,10 @@
 #include <deque>
 #include <memory>
 
+#include "absl/strings/str_cat.h"
+
 #include "bench/null_backend.h"
+#include "config/device_list.h"
 #include "server/device.h"
 
 namespace fp8kvd {
@@ -116,7 +119,7 @@ class TimedBackend final : public bench::NullBackend {
 
 }  // namespace
 
-absl::StatusOr<Device> MakeDevice(const config::EngineOptions& /*options*/) {
+absl::StatusOr<Devices> MakeDevices(const config::EngineOptions& options) {
   Times times;
   if (const char* at = std::getenv("TIMED_DEVICE");  // NOLINT(concurrency-mt-unsafe): at start
       at != nullptr) {
@@ -132,9 +135,13 @@ absl::StatusOr<Device> MakeDevice(const config::EngineOptions& /*options*/) {
       at = end + 1;
     }
   }
-  Device device;
-  device.backend = std::make_unique<TimedBackend>(times);
-  return device;
+  Devices devices;
+  for (int32_t i = 0; i < config::DevicesNamed(options); ++i) {
+    Device& device = devices.all.emplace_back();
+    device.name = absl::StrCat("timed:", i);
+    device.backend = std::make_unique<TimedBackend>(times);
+  }
+  return devices;
 }
 
 }  // namespace fp8kvd

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
+#include "config/device_list.h"
 #include "config/hf_config.h"
 #include "config/json.h"
 #include "config/keys.h"
@@ -104,6 +105,9 @@ absl::Status ImportModel(const std::string& folder, ModelOptions* model) {
 }
 
 absl::Status CheckTogether(const Options& options) {
+  if (const auto devices = ParseDeviceList(options.engine.devices); !devices.ok()) {
+    return devices.status();
+  }
   if (options.cache.pool_bytes > 0 && options.cache.pool_fraction > 0) {
     return Invalid("pool_bytes and pool_fraction are both set, one size is allowed; remove one");
   }
@@ -205,7 +209,10 @@ absl::Status CheckPools(const Loaded& loaded) {
   if (loaded.options.cache.pool_fraction > 0) return absl::OkStatus();
   std::vector<ModelGeometry> geometries;
   for (const PlannedModel& model : loaded.models) geometries.push_back(model.geometry);
-  return PlanPools(geometries, loaded.options.models, loaded.options.cache, /*bytes_free=*/0,
+  const int32_t devices = DevicesNamed(loaded.options.engine);
+  std::vector<ModelOptions> models;
+  for (const ModelOptions& model : loaded.options.models) models.push_back(OnOneOf(devices, model));
+  return PlanPools(geometries, models, OnOneOf(devices, loaded.options.cache), /*bytes_free=*/0,
                    PlainBlockBytes)
       .status();
 }

@@ -124,12 +124,14 @@ enum class DeviceChoice : uint8_t {
 // The thread that owns the cache, and the device under it.
 struct EngineOptions {
   DeviceChoice device = DeviceChoice::kAuto;
-  // Which GPU, as CUDA numbers them.
-  int32_t device_index = 0;
-  // Threads of the CPU backend, the engine's own included. 0: one for each core that we may use.
+  // Which of them, each with an engine of its own: GPUs as CUDA numbers them, "0,2" or "0-3"; of a
+  // CPU so many engines that share its cores, for tests. Empty: all GPUs there are, or one CPU.
+  std::string devices;
+  // Threads of the CPU backend, the engine's own included; of several CPU devices together. 0: one
+  // for each core that we may use.
   int32_t cpu_threads = 0;
-  // Items admitted and not yet answered. More absorb longer bursts and make the last one wait
-  // longer; beyond it calls are answered RESOURCE_EXHAUSTED with a delay.
+  // Items admitted on a device and not yet answered. More absorb longer bursts and make the last
+  // one wait longer; beyond it calls are answered RESOURCE_EXHAUSTED with a delay.
   int32_t queue_items_max = 8192;
   // Rows in one launch, at most. More fill the device better and delay the first.
   int32_t batch_rows_max = 256;
@@ -146,9 +148,9 @@ struct EngineOptions {
   // Launches handed to the device and not yet finished. 2 hides the host's share of a launch; more
   // only makes a late item wait.
   int32_t launches_inflight_max = 2;
-  // Pinned memory for rows and replies in flight, taken once at start. Too little answers
-  // RESOURCE_EXHAUSTED under load; it must hold one message of message_bytes_max and its reply. A
-  // GPU takes as much of its own memory beside it.
+  // Pinned memory for rows and replies in flight, taken once at start for each device. Too little
+  // answers RESOURCE_EXHAUSTED under load; it must hold one message of message_bytes_max and its
+  // reply. A GPU takes as much of its own memory beside it.
   int64_t staging_bytes = int64_t{256} << 20;
   // Messages that hold a part of it at a time.
   int32_t staging_slots = 1024;
@@ -159,10 +161,11 @@ struct EngineOptions {
 
 // Page pools, and what a sequence may hold.
 struct CacheOptions {
-  // Bytes of all page pools together, shared out in proportion to what each layer group needs for
-  // its model's expected_seqs x expected_tokens. 0: exactly that need.
+  // Bytes of all page pools together, shared out in equal parts to devices and there in proportion
+  // to what each layer group needs for its model's expected_seqs x expected_tokens. 0: exactly that
+  // need.
   int64_t pool_bytes = 0;
-  // The same as a part of the device memory that is free at start. 0: not used. Not with
+  // The same as a part of each device's memory that is free at start. 0: not used. Not with
   // pool_bytes.
   double pool_fraction = 0.0;
   // Live sequences of all models.

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "config/device_list.h"
 #include "config/keys.h"
 #include "config/layer_list.h"
 
@@ -108,7 +109,11 @@ absl::StatusOr<std::string> CheckReport(const Loaded& loaded, int64_t bytes_free
   if (unknown) cache.pool_fraction = 0;
   std::vector<ModelGeometry> geometries;
   for (const PlannedModel& model : loaded.models) geometries.push_back(model.geometry);
-  const auto pools = PlanPools(geometries, loaded.options.models, cache, bytes_free, block_bytes);
+  const int32_t devices = DevicesNamed(loaded.options.engine);
+  std::vector<ModelOptions> models;
+  for (const ModelOptions& model : loaded.options.models) models.push_back(OnOneOf(devices, model));
+  const auto pools =
+      PlanPools(geometries, models, OnOneOf(devices, cache), bytes_free, block_bytes);
   if (!pools.ok()) return pools.status();
 
   std::string text = EffectiveConfig(loaded);
@@ -120,7 +125,8 @@ absl::StatusOr<std::string> CheckReport(const Loaded& loaded, int64_t bytes_free
     }
     bytes += PoolBytes((*pools)[m]);
   }
-  absl::StrAppendFormat(&text, "# pools: %.0f bytes (%s)%s\n", bytes, Mebibytes(bytes),
+  const std::string each = devices == 1 ? "" : absl::StrCat(" on each of ", devices, " devices");
+  absl::StrAppendFormat(&text, "# pools: %.0f bytes (%s)%s%s\n", bytes, Mebibytes(bytes), each,
                         unknown ? ", before pool_fraction scales them to the device" : "");
   for (const std::string& warning : loaded.warnings) {
     absl::StrAppend(&text, "# warning: ", warning, "\n");

@@ -11,7 +11,6 @@
 #include <ctime>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -27,8 +26,8 @@
 #include "server/calibrate.h"
 #include "server/calibrate_call.h"
 #include "server/device.h"
-#include "server/engine/engine.h"
 #include "server/engine/fleet.h"
+#include "server/engines.h"
 #include "server/housekeeping.h"
 #include "server/live_load.h"
 #include "server/make_catalog.h"
@@ -53,39 +52,6 @@ namespace {
 // Beyond snapshot_ms_max: for the last write that waits for a disk, and for the exit.
 constexpr int64_t kLastWritesMs = 5000;
 
-uint64_t RandomIncarnation() {
-  std::random_device device;
-  const uint64_t high = device();
-  return high << 32 | device();
-}
-
-// The engine's thread, and what its Run said.
-class EngineThread {
- public:
-  explicit EngineThread(engine::Engine* engine)
-      : thread_([this, engine] {
-          status_ = engine->Run();
-          if (!status_.ok()) {
-            failed_ = true;
-            kill(getpid(), SIGTERM);  // ends the wait of the main thread
-          }
-        }) {}
-  ~EngineThread() { Join(); }
-  EngineThread(const EngineThread&) = delete;
-  EngineThread& operator=(const EngineThread&) = delete;
-
-  void Join() {
-    if (thread_.joinable()) thread_.join();
-  }
-  bool failed() const { return failed_; }
-  const absl::Status& status() const { return status_; }  // after Join
-
- private:
-  absl::Status status_;
-  std::atomic<bool> failed_{false};
-  std::thread thread_;
-};
-
 // Everything that runs, in the order in which it is built.
 struct Parts {
   config::Loaded loaded;
@@ -93,62 +59,15 @@ struct Parts {
   ops::Readiness readiness;
   ops::Metrics metrics;
   std::unique_ptr<SnapshotKeeper> snapshots;  // null: sequences end with the run
-  Device device;
-  std::vector<config::ModelPools> pools;
-  std::unique_ptr<engine::Engine> engine;
-  std::unique_ptr<engine::Fleet> fleet;
+  std::unique_ptr<Engines> engines;
   std::unique_ptr<LiveLoad> live_load;
   translate::Catalog catalog;
   std::unique_ptr<Housekeeping> housekeeping;
-  std::unique_ptr<EngineThread> engine_thread;
   std::unique_ptr<rpc::Tokens> tokens;  // null: nobody needs one
   std::unique_ptr<shm::Server> shm;
   std::unique_ptr<rpc::Server> rpc;
   std::unique_ptr<ops::HttpServer> http;  // ends first: a scrape reads all of the above
 };
-
-absl::Status StartEngine(Parts* parts) {
-  config::Loaded& loaded = parts->loaded;
-  absl::StatusOr<Device> device = MakeDevice(loaded.options.engine);
-  if (!device.ok()) return device.status();
-  parts->device = *std::move(device);
-  kernels::Backend* const backend = parts->device.backend.get();
-  const kernels::DeviceInfo info = backend->Device();
-  if (!parts->device.why_no_gpu.empty()) spdlog::info("{}", parts->device.why_no_gpu);
-  spdlog::info("device {} ({}), {} MiB free", info.kind, info.name, info.bytes_free >> 20);
-  absl::Status decided = config::DropForeignCalibration(kVersion, info.name, &loaded);
-  if (!decided.ok()) return decided;
-  for (const std::string& warning : loaded.warnings) spdlog::warn("{}", warning);
-
-  std::vector<ModelGeometry> geometries;
-  for (const config::PlannedModel& model : loaded.models) geometries.push_back(model.geometry);
-  absl::StatusOr<std::vector<config::ModelPools>> pools =
-      config::PlanPools(geometries, loaded.options.models, loaded.options.cache, info.bytes_free,
-                        [backend](Precision precision, int32_t head_dim) {
-                          return backend->BlockBytes(precision, head_dim);
-                        });
-  if (!pools.ok()) return pools.status();
-  parts->pools = *std::move(pools);
-  std::vector<engine::ModelSetup> setups;
-  for (size_t i = 0; i < geometries.size(); ++i) {
-    setups.push_back({.geometry = geometries[i], .group_pages = {}});
-    for (const config::GroupPool& pool : parts->pools[i].groups) {
-      setups.back().group_pages.push_back(pool.pages);
-    }
-    for (const std::string& line : config::ModelLines(loaded.models[i], parts->pools[i])) {
-      spdlog::info("{}", line);
-    }
-  }
-  absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
-      engine::Engine::Start(loaded.options.engine, loaded.options.cache, std::move(setups),
-                            RandomIncarnation(), backend, &parts->clock, loaded.options.tenants);
-  if (!engine.ok()) return engine.status();
-  parts->engine = *std::move(engine);
-  parts->fleet = std::make_unique<engine::Fleet>(std::vector<engine::Engine*>{parts->engine.get()},
-                                                 loaded.options.tenants);
-  if (parts->snapshots == nullptr) return absl::OkStatus();
-  return parts->snapshots->Restore(parts->engine.get());
-}
 
 std::vector<std::string> TenantNames(const config::Options& options) {
   std::vector<std::string> names;
@@ -203,7 +122,7 @@ absl::Status StartDoors(Parts* parts) {
                            .compiler = kCompiler,
                            .incarnation = absl::StrCat(absl::Hex(parts->catalog.incarnation)),
                            .device = parts->catalog.device_kind,
-                           .device_name = parts->catalog.device_name,
+                           .device_name = parts->catalog.devices.front().model,
                            .has_cuda = kHasCuda,
                            .models = {},
                            .tenants = TenantNames(loaded.options)};
@@ -213,19 +132,23 @@ absl::Status StartDoors(Parts* parts) {
       labels.models.back().group_precisions.emplace_back(config::PrecisionName(group.precision));
     }
   }
-  parts->metrics.SetEngine(
-      std::move(labels), [parts] { return parts->engine->stats(); },
+  for (const translate::CatalogDevice& device : parts->catalog.devices) {
+    labels.devices.push_back({.name = device.name, .model = device.model});
+  }
+  parts->metrics.SetEngines(
+      std::move(labels), [parts] { return parts->engines->fleet().device_stats(); },
       [parts](int32_t model) {
         const std::optional<config::LiveVerdict> v = parts->live_load->Of(model);
         return v.has_value() ? ops::LoadSample{v->batch, v->tokens, v->cache_share}
                              : ops::LoadSample{};
       });
-  const std::string pci_bus_id = parts->device.backend->Device().pci_bus_id;
-  if (!pci_bus_id.empty()) {
+  for (const Device& device : parts->engines->devices()) {
+    const std::string pci_bus_id = device.backend->Device().pci_bus_id;
+    if (pci_bus_id.empty()) continue;
     absl::StatusOr<std::unique_ptr<ops::Nvml>> nvml =
         ops::Nvml::Open(ops::Nvml::kLibrary, pci_bus_id);
     if (nvml.ok()) {
-      parts->metrics.SetGpu(*std::move(nvml));
+      parts->metrics.AddGpu(device.name, *std::move(nvml));
     } else {
       spdlog::warn("{}", std::string(nvml.status().message()));
     }
@@ -235,8 +158,8 @@ absl::Status StartDoors(Parts* parts) {
   if (absl::Status status = MakeLocks(loaded.options, parts, &locks); !status.ok()) return status;
   const config::SharedMemoryOptions& shm_options = loaded.options.shared_memory;
   if (shm_options.shm_enabled) {
-    parts->shm = std::make_unique<shm::Server>(shm_options, &parts->catalog, parts->fleet.get(),
-                                               &parts->clock, &parts->metrics);
+    parts->shm = std::make_unique<shm::Server>(
+        shm_options, &parts->catalog, &parts->engines->fleet(), &parts->clock, &parts->metrics);
     parts->metrics.SetSharedMemory([parts] { return parts->shm->stats(); });
   }
   rpc::Planner planner{.policy = loaded.options.policy,
@@ -244,7 +167,7 @@ absl::Status StartDoors(Parts* parts) {
                        .models = loaded.options.models,
                        .live = [parts](int32_t model) { return parts->live_load->Of(model); }};
   absl::StatusOr<std::unique_ptr<rpc::Server>> server = rpc::Server::Start(
-      options, &parts->catalog, parts->fleet.get(), &parts->clock, std::move(planner),
+      options, &parts->catalog, &parts->engines->fleet(), &parts->clock, std::move(planner),
       &parts->metrics, std::move(locks), parts->shm == nullptr ? nullptr : parts->shm->tickets());
   if (!server.ok()) return server.status();
   parts->rpc = *std::move(server);
@@ -278,7 +201,7 @@ std::string HostOf(const std::string& address) { return address.substr(0, addres
 // Refuses new work, finishes what was admitted, closes the doors.
 void Drain(std::chrono::milliseconds patience, Parts* parts) {
   const auto until = std::chrono::steady_clock::now() + patience;
-  parts->engine->Drain();
+  parts->engines->fleet().Drain();
   if (parts->rpc != nullptr) {
     parts->rpc->Drain();
     if (parts->shm != nullptr) parts->shm->Drain();
@@ -288,7 +211,7 @@ void Drain(std::chrono::milliseconds patience, Parts* parts) {
     const auto left = until - std::chrono::steady_clock::now();
     parts->shm->Stop(std::chrono::duration_cast<std::chrono::milliseconds>(left));
   }
-  parts->engine_thread->Join();
+  parts->engines->Join();
 }
 
 absl::Status Start(Parts* parts) {
@@ -299,16 +222,20 @@ absl::Status Start(Parts* parts) {
     parts->snapshots = *std::move(snapshots);
     parts->metrics.SetSnapshots([parts] { return parts->snapshots->stats(); });
   }
-  absl::Status status = StartEngine(parts);
-  if (!status.ok()) return status;
-  parts->catalog =
-      MakeCatalog(parts->loaded, parts->device.backend->Device(), parts->pools, *parts->engine);
+  absl::StatusOr<std::unique_ptr<Engines>> engines = Engines::Make(&parts->loaded, &parts->clock);
+  if (!engines.ok()) return engines.status();
+  parts->engines = *std::move(engines);
+  if (parts->snapshots != nullptr) {
+    absl::Status status = parts->snapshots->Restore(&parts->engines->fleet().Of(0));
+    if (!status.ok()) return status;
+  }
+  parts->catalog = MakeCatalog(parts->loaded, *parts->engines);
   parts->housekeeping = std::make_unique<Housekeeping>(
       parts->catalog, TenantNames(parts->loaded.options), &parts->readiness, &parts->metrics,
-      &parts->clock, [parts] { return parts->engine->stats(); });
-  parts->live_load = std::make_unique<LiveLoad>(&parts->loaded, &parts->clock,
-                                                [parts] { return parts->engine->stats(); });
-  parts->engine_thread = std::make_unique<EngineThread>(parts->engine.get());
+      &parts->clock, [parts] { return parts->engines->fleet().device_stats(); });
+  parts->live_load = std::make_unique<LiveLoad>(
+      &parts->loaded, &parts->clock, [parts] { return parts->engines->fleet().stats(); });
+  parts->engines->Run();
   return StartDoors(parts);
 }
 
@@ -349,7 +276,7 @@ int ServeUntilStopped(const Signals& signals, const ops::Notifier& notifier,
     for (const std::string& hint : parts->live_load->Tick(last)) spdlog::warn("{}", hint);
     if (signal == SIGHUP) {
       notifier.Tell("RELOADING=1", "reads its configuration again");
-      ReloadConfig(load_again, &parts->loaded, parts->engine.get());
+      ReloadConfig(load_again, &parts->loaded, &parts->engines->fleet());
       ReloadTokens(*parts);
       notifier.Tell("READY=1", "serves");
     } else if (signal != 0) {
@@ -386,8 +313,8 @@ void KeepSequences(Parts* parts) {
   if (parts->snapshots == nullptr) return;
   if (parts->rpc == nullptr) {
     parts->snapshots->GiveBack();
-  } else if (!parts->engine_thread->failed()) {
-    parts->snapshots->Save(parts->engine.get());
+  } else if (!parts->engines->failed()) {
+    parts->snapshots->Save(&parts->engines->fleet().Of(0));
   }
 }
 
@@ -407,7 +334,7 @@ absl::StatusOr<double> MeasureCallUs(const config::Loaded& loaded) {
   const absl::StatusOr<double> call_us =
       status.ok() ? TimeDecodeCalls(absl::StrCat("127.0.0.1:", parts.rpc->port()))
                   : absl::StatusOr<double>(status);
-  if (parts.engine_thread != nullptr) {
+  if (parts.engines != nullptr && parts.engines->is_running()) {
     Drain(std::chrono::milliseconds(loaded.options.drain.drain_ms_max), &parts);
   }
   return call_us;
@@ -422,16 +349,17 @@ absl::Status CalibrateInto(const config::Loaded& loaded) {
   }
   config::Calibration calibration;
   {
-    absl::StatusOr<Device> device = MakeDevice(loaded.options.engine);
-    if (!device.ok()) return device.status();
+    absl::StatusOr<Devices> devices = MakeDevices(loaded.options.engine);
+    if (!devices.ok()) return devices.status();
+    kernels::Backend* const backend = devices->all.front().backend.get();
     const engine::SteadyClock clock;
     std::vector<ModelGeometry> geometries;
     for (const config::PlannedModel& model : loaded.models) geometries.push_back(model.geometry);
     absl::StatusOr<config::Calibration> measured =
-        Calibrate({.backend = device->backend.get(),
+        Calibrate({.backend = backend,
                    .clock = &clock,
                    .models = geometries,
-                   .launch_bytes_max = CalibrationLaunchBytes(device->backend->Device()),
+                   .launch_bytes_max = CalibrationLaunchBytes(backend->Device()),
                    .progress = [](const std::string& line) { spdlog::info("{}", line); }});
     if (!measured.ok()) return measured.status();
     calibration = *std::move(measured);
@@ -470,28 +398,28 @@ int RunDaemon(config::Loaded loaded, const LoadConfig& load_again) {
   if (started.ok()) started = Announce(&parts);
   if (!started.ok()) {
     spdlog::error("cannot start: {}", std::string(started.message()));
-    if (parts.engine_thread != nullptr) Drain(patience, &parts);
+    if (parts.engines != nullptr && parts.engines->is_running()) Drain(patience, &parts);
     KeepSequences(&parts);
     return kExitNotStarted;
   }
   if (parts.snapshots != nullptr) parts.snapshots->Served();
   notifier.Tell("READY=1", "serves");
   const int signal = ServeUntilStopped(signals, notifier, load_again, &parts);
-  const bool failed = parts.engine_thread->failed();
+  const bool failed = parts.engines->failed();
   parts.readiness.Set(failed ? ops::State::kFailed : ops::State::kDraining);
   notifier.Tell("STOPPING=1", parts.readiness.Why());
   if (!failed) spdlog::info("signal {}: draining for at most {} ms", signal, patience.count());
   Drain(patience, &parts);
-  if (parts.engine_thread->failed()) {
-    spdlog::error("the device failed: {}", std::string(parts.engine_thread->status().message()));
+  if (parts.engines->failed()) {
+    spdlog::error("the device failed: {}", parts.engines->Fault());
     return kExitDeviceFailed;
   }
-  LogDrained(parts.engine->stats());
+  LogDrained(parts.engines->fleet().stats());
   if (parts.snapshots == nullptr) return kExitDrained;
   const int64_t allowed_us =
       (parts.loaded.options.drain.snapshot_ms_max + kLastWritesMs) * int64_t{1000};
   notifier.Tell(absl::StrCat("EXTEND_TIMEOUT_USEC=", allowed_us), "saves its sequences");
-  return parts.snapshots->Save(parts.engine.get()) ? kExitDrained : kExitNotSaved;
+  return parts.snapshots->Save(&parts.engines->fleet().Of(0)) ? kExitDrained : kExitNotSaved;
 }
 
 }  // namespace fp8kvd

@@ -1,5 +1,6 @@
 #include "server/housekeeping.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -16,10 +17,14 @@ ops::StatusFacts FactsOf(const translate::Catalog& catalog, std::vector<std::str
   ops::StatusFacts facts{.version = catalog.version,
                          .incarnation = absl::StrCat(absl::Hex(catalog.incarnation)),
                          .device_kind = catalog.device_kind,
-                         .device_name = catalog.device_name,
+                         .device_name = catalog.devices.front().model,
+                         .devices = {},
                          .start_ms = UnixMs(),
                          .models = {},
                          .tenants = std::move(tenants)};
+  for (const translate::CatalogDevice& device : catalog.devices) {
+    facts.devices.push_back(device.name);
+  }
   for (const translate::CatalogModel& from : catalog.models) {
     ops::StatusFacts::Model model{.name = from.geometry.name,
                                   .layers = from.geometry.layers,
@@ -44,21 +49,34 @@ ops::StatusFacts FactsOf(const translate::Catalog& catalog, std::vector<std::str
 
 Housekeeping::Housekeeping(const translate::Catalog& catalog, std::vector<std::string> tenants,
                            const ops::Readiness* readiness, const ops::Metrics* metrics,
-                           const engine::Clock* clock, std::function<engine::EngineStats()> stats)
+                           const engine::Clock* clock,
+                           std::function<std::vector<engine::EngineStats>()> stats)
     : facts_(FactsOf(catalog, std::move(tenants))),
       readiness_(readiness),
       metrics_(metrics),
       clock_(clock),
-      stats_(std::move(stats)) {}
+      stats_(std::move(stats)),
+      progress_(catalog.devices.size()) {}
 
 ops::Totals Housekeeping::TotalsNow() const {
-  return {.time_ms = UnixMs(), .engine = stats_(), .calls = metrics_->Calls()};
+  std::vector<engine::EngineStats> devices = stats_();
+  return {.time_ms = UnixMs(),
+          .engine = engine::SumOf(devices),
+          .calls = metrics_->Calls(),
+          .devices = std::move(devices)};
 }
 
 void Housekeeping::Look() {
   ops::Totals totals = TotalsNow();
-  progress_.Look(clock_->NowUs() / 1000, totals.engine);
+  for (size_t i = 0; i < progress_.size(); ++i) {
+    progress_[i].Look(clock_->NowUs() / 1000, totals.devices[i]);
+  }
   history_.Add(std::move(totals));
+}
+
+bool Housekeeping::is_stalled() const {
+  return std::any_of(progress_.begin(), progress_.end(),
+                     [](const ops::Progress& progress) { return progress.is_stalled(); });
 }
 
 std::string Housekeeping::StatusJson() const {

@@ -5,6 +5,7 @@
 // Threads: Look on one; the rest on any.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <string>
 #include <vector>
@@ -21,15 +22,16 @@ namespace fp8kvd {
 
 class Housekeeping {
  public:
-  // All outlive it. stats may be called on any thread.
+  // All outlive it. stats, of each device, may be called on any thread.
   Housekeeping(const translate::Catalog& catalog, std::vector<std::string> tenants,
                const ops::Readiness* readiness, const ops::Metrics* metrics,
-               const engine::Clock* clock, std::function<engine::EngineStats()> stats);
+               const engine::Clock* clock, std::function<std::vector<engine::EngineStats>()> stats);
 
   // Every History::kIntervalMs.
   void Look();
 
-  bool is_stalled() const { return progress_.is_stalled(); }
+  // Any of the engines is.
+  bool is_stalled() const;
   std::string StatusJson() const;
 
  private:
@@ -39,8 +41,8 @@ class Housekeeping {
   const ops::Readiness* const readiness_;
   const ops::Metrics* const metrics_;
   const engine::Clock* const clock_;
-  const std::function<engine::EngineStats()> stats_;
-  ops::Progress progress_;
+  const std::function<std::vector<engine::EngineStats>()> stats_;
+  std::deque<ops::Progress> progress_;  // of each device
   ops::History history_;
 };
 

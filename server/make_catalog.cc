@@ -8,18 +8,19 @@
 
 namespace fp8kvd {
 
-translate::Catalog MakeCatalog(const config::Loaded& loaded, const kernels::DeviceInfo& device,
-                               const std::vector<config::ModelPools>& pools,
-                               engine::Engine& engine) {
+translate::Catalog MakeCatalog(const config::Loaded& loaded, Engines& engines) {
+  engine::Engine& first = engines.fleet().Of(0);
   translate::Catalog catalog;
   // Empty where the system does not say: then no client asks for it.
   std::ifstream("/proc/sys/kernel/random/boot_id") >> catalog.host_id;
   catalog.version = kVersion;
-  catalog.incarnation = engine.incarnation();
-  catalog.device_kind = device.kind;
-  catalog.device_name = device.name;
+  catalog.incarnation = first.incarnation();
+  catalog.device_kind = engines.devices().front().backend->Device().kind;
+  for (const Device& device : engines.devices()) {
+    catalog.devices.push_back({.name = device.name, .model = device.backend->Device().name});
+  }
   catalog.message_bytes_max = loaded.options.server.message_bytes_max;
-  catalog.slot_bytes_max = engine.staging().slot_bytes_max();
+  catalog.slot_bytes_max = first.staging().slot_bytes_max();
   catalog.seqs_max = loaded.options.cache.seqs_max;
   catalog.seq_len_max = loaded.options.cache.seq_len_max;
   catalog.lease_ttl_ms = loaded.options.cache.lease_ttl_ms;
@@ -33,7 +34,7 @@ translate::Catalog MakeCatalog(const config::Loaded& loaded, const kernels::Devi
       model.slice_tokens.push_back(engine::AppendSliceTokens(
           loaded.options.engine, loaded.options.cache, from.geometry, layer, /*layers_count=*/1));
     }
-    for (const config::GroupPool& pool : pools[i].groups) {
+    for (const config::GroupPool& pool : engines.pools(0)[i].groups) {
       model.group_page_bytes.push_back(pool.page_bytes);
     }
     catalog.models.push_back(std::move(model));

@@ -4,15 +4,11 @@
 #include <vector>
 
 #include "config/load.h"
-#include "config/model.h"
-#include "kernels/backend.h"
-#include "server/engine/engine.h"
+#include "server/engines.h"
 #include "server/translate/catalog.h"
 
 namespace fp8kvd {
 
-translate::Catalog MakeCatalog(const config::Loaded& loaded, const kernels::DeviceInfo& device,
-                               const std::vector<config::ModelPools>& pools,
-                               engine::Engine& engine);
+translate::Catalog MakeCatalog(const config::Loaded& loaded, Engines& engines);
 
 }  // namespace fp8kvd

@@ -33,7 +33,7 @@ std::string TenantsText(const config::Loaded& loaded) {
 }
 
 // Who is who stays; what each may have is taken over.
-void ReloadBounds(const config::Loaded& fresh, config::Loaded* loaded, engine::Engine* engine) {
+void ReloadBounds(const config::Loaded& fresh, config::Loaded* loaded, engine::Fleet* fleet) {
   std::vector<config::TenantOptions>& tenants = loaded->options.tenants;
   const auto has_same_name = [](const config::TenantOptions& a, const config::TenantOptions& b) {
     return a.name == b.name;
@@ -43,13 +43,13 @@ void ReloadBounds(const config::Loaded& fresh, config::Loaded* loaded, engine::E
                  fresh.options.tenants.end(), has_same_name);
   if (!are_same_tenants || TenantsText(*loaded) == TenantsText(fresh)) return;
   tenants = fresh.options.tenants;
-  engine->SetTenants(tenants);
+  fleet->SetTenants(tenants);
   spdlog::warn("SIGHUP: the tenants have other bounds from now on");
 }
 
 }  // namespace
 
-void ReloadConfig(const LoadConfig& load_again, config::Loaded* loaded, engine::Engine* engine) {
+void ReloadConfig(const LoadConfig& load_again, config::Loaded* loaded, engine::Fleet* fleet) {
   const absl::StatusOr<config::Loaded> fresh = load_again();
   if (!fresh.ok()) {
     spdlog::error("SIGHUP: nothing has changed, the configuration is refused: {}",
@@ -69,7 +69,7 @@ void ReloadConfig(const LoadConfig& load_again, config::Loaded* loaded, engine::
       need_restart.emplace_back(key.name);
     }
   }
-  ReloadBounds(*fresh, loaded, engine);
+  ReloadBounds(*fresh, loaded, fleet);
   if (ListsText(*loaded) != ListsText(*fresh)) {
     need_restart.emplace_back("models or tenants");
   }

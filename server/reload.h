@@ -8,13 +8,13 @@
 #include "absl/status/statusor.h"
 
 #include "config/load.h"
-#include "server/engine/engine.h"
+#include "server/engine/fleet.h"
 
 namespace fp8kvd {
 
 using LoadConfig = std::function<absl::StatusOr<config::Loaded>()>;
 
 // `loaded` is what runs; it gets what was taken over.
-void ReloadConfig(const LoadConfig& load_again, config::Loaded* loaded, engine::Engine* engine);
+void ReloadConfig(const LoadConfig& load_again, config::Loaded* loaded, engine::Fleet* fleet);
 
 }  // namespace fp8kvd

@@ -275,6 +275,13 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& response) {
                  .shm_socket = response.shm_socket(),
                  .host_id = response.host_id()};
   for (const v1::ModelInfo& model : response.models()) out.models.push_back(FromProto(model));
+  for (const v1::DeviceInfo& device : response.devices()) {
+    out.devices.push_back({.name = device.name(),
+                           .device_name = device.device_name(),
+                           .pages_total = device.pages_total(),
+                           .pages_used = device.pages_used(),
+                           .pages_free = device.pages_free()});
+  }
   return out;
 }
 

@@ -109,6 +109,16 @@ struct Limits {
   uint64_t lease_ttl_ms_max = 0;
 };
 
+// One of the devices that sequences are spread over; pages of all pools there, or of the caller's
+// part of them.
+struct DeviceInfo {
+  std::string name = {};
+  std::string device_name = {};
+  uint64_t pages_total = 0;
+  uint64_t pages_used = 0;
+  uint64_t pages_free = 0;
+};
+
 struct ServerInfo {
   std::string version = {};
   uint64_t incarnation = 0;
@@ -117,8 +127,9 @@ struct ServerInfo {
   std::vector<ModelInfo> models = {};
   Limits limits = {};
   bool draining = false;
-  std::string shm_socket = {};  // of the same-host transport; empty: it is off
-  std::string host_id = {};     // the boot id of the server's host
+  std::string shm_socket = {};           // of the same-host transport; empty: it is off
+  std::string host_id = {};              // the boot id of the server's host
+  std::vector<DeviceInfo> devices = {};  // by Handle::home
 };
 
 struct SequenceInfo {

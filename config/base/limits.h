@@ -36,6 +36,9 @@ static_assert(kPoolBytesMax < int64_t{1} << 53, "exact as a double, which ranges
 // Each has a share of the queue, of staging memory and of the pools; a batch looks at all of them.
 inline constexpr int32_t kTenantsMax = 64;
 
+// Devices of one daemon: GPUs of one machine. Metrics and create calls look at each of them.
+inline constexpr int32_t kDevicesMax = 16;
+
 inline constexpr int64_t kSeqsMax = int64_t{1} << 20;
 
 // Longest lease of an idle sequence: 30 days, so that a client's number never overflows a clock.

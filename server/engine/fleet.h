@@ -82,7 +82,4 @@ class Fleet {
   int64_t pending_all_ = 0;
 };
 
-// Of several devices together.
-EngineStats SumOf(absl::Span<const EngineStats> devices);
-
 }  // namespace fp8kvd::engine

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
+
 namespace fp8kvd::engine {
 
 // Counts values by powers of two. Bucket b holds the values in (2^(b-1), 2^b], bucket 0 those <= 1;
@@ -133,5 +135,9 @@ struct EngineStats {
   std::vector<PoolStats> pools;
   std::vector<TenantStats> tenants;  // by TenantId
 };
+
+// Of several devices (one at least, of equal models and tenants) together: sums, but for what
+// devices share.
+EngineStats SumOf(absl::Span<const EngineStats> devices);
 
 }  // namespace fp8kvd::engine

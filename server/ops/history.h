@@ -12,6 +12,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "absl/types/span.h"
 
@@ -22,9 +23,10 @@ namespace fp8kvd::ops {
 
 // Everything that counts, at one moment.
 struct Totals {
-  int64_t time_ms = 0;  // since 1970
-  engine::EngineStats engine;
+  int64_t time_ms = 0;         // since 1970
+  engine::EngineStats engine;  // of all devices together
   CallTotals calls;
+  std::vector<engine::EngineStats> devices = {};  // each
 };
 
 class History {

@@ -247,13 +247,49 @@ void AddSnapshots(const SnapshotStats& stats, Families* out) {
              static_cast<double>(stats.written_bytes));
 }
 
-void AddGpu(const GpuReading& gpu, Families* out) {
+void AddGpuReading(const std::string& device, const GpuReading& gpu, Families* out) {
   out->Gauge("fp8kvd_gpu_memory_bytes", "Memory of the GPU, whoever uses it.",
-             static_cast<double>(gpu.memory_bytes_used), {{"state", "used"}});
+             static_cast<double>(gpu.memory_bytes_used), {{"device", device}, {"state", "used"}});
   out->Gauge("fp8kvd_gpu_memory_bytes", "", static_cast<double>(gpu.memory_bytes_free),
-             {{"state", "free"}});
+             {{"device", device}, {"state", "free"}});
   out->Gauge("fp8kvd_gpu_utilization_ratio",
-             "Part of the driver's last sample period in which a kernel ran.", gpu.busy_ratio);
+             "Part of the driver's last sample period in which a kernel ran.", gpu.busy_ratio,
+             {{"device", device}});
+}
+
+// As many series as there are devices, models and groups.
+void AddDevice(const engine::EngineStats& stats, const MetricLabels::Device& device,
+               const MetricLabels& labels, Families* out) {
+  const Labels name = {{"device", device.name}};
+  out->Gauge("fp8kvd_device_info", "A device and what it is. Always 1.", 1,
+             {{"device", device.name}, {"device_name", device.model}});
+  out->Gauge("fp8kvd_device_seqs", "Live sequences on a device.", static_cast<double>(stats.seqs),
+             name);
+  out->Gauge("fp8kvd_device_queue_items", "Its items taken and not yet answered.",
+             static_cast<double>(stats.queue_items), name);
+  out->Gauge("fp8kvd_device_launches_inflight", "Its launches that are not finished.",
+             static_cast<double>(stats.launches_inflight), name);
+  for (const auto& [kind, launches] : {std::pair("decode", stats.decode_launches_total),
+                                       std::pair("append", stats.append_launches_total)}) {
+    out->Count("fp8kvd_device_launches_total", "Launches on a device.",
+               static_cast<double>(launches), {{"device", device.name}, {"kind", kind}});
+  }
+  out->Count("fp8kvd_device_rows_total", "Decode rows launched on a device.",
+             static_cast<double>(stats.rows_total), name);
+  out->Observe("fp8kvd_device_kernel_seconds",
+               "From a launch on a device until its fence was seen.", stats.kernel_us, kMicro,
+               name);
+  for (const engine::PoolStats& pool : stats.pools) {
+    for (const auto& [state, pages] :
+         {std::pair("used", pool.pages_used), std::pair("free", pool.pages_free)}) {
+      out->Gauge("fp8kvd_device_pages", "Pages of a layer group's pool on a device.",
+                 static_cast<double>(pages),
+                 {{"device", device.name},
+                  {"model", labels.models[static_cast<size_t>(pool.model)].name},
+                  {"group", std::to_string(pool.group)},
+                  {"state", state}});
+    }
+  }
 }
 
 void AddLoad(const MetricLabels& labels, const std::function<LoadSample(int32_t)>& load,
@@ -282,8 +318,9 @@ MethodMetrics* Metrics::Method(const std::string& name) {
   return methods_.back().get();
 }
 
-void Metrics::SetEngine(MetricLabels labels, std::function<engine::EngineStats()> stats,
-                        std::function<LoadSample(int32_t model)> load) {
+void Metrics::SetEngines(MetricLabels labels,
+                         std::function<std::vector<engine::EngineStats>()> stats,
+                         std::function<LoadSample(int32_t model)> load) {
   labels_ = std::move(labels);
   stats_ = std::move(stats);
   load_ = std::move(load);
@@ -332,7 +369,8 @@ std::string Metrics::Scrape() const {
     families.Count("fp8kvd_call_sent_bytes_total", "Bytes of messages sent.", sent, name);
   }
   if (stats_ != nullptr) {
-    const engine::EngineStats stats = stats_();
+    const std::vector<engine::EngineStats> devices = stats_();
+    const engine::EngineStats stats = engine::SumOf(devices);
     AddIdentity(labels_, &families);
     AddState(stats, labels_, &families);
     AddTenants(stats, labels_, &families);
@@ -340,10 +378,13 @@ std::string Metrics::Scrape() const {
     AddWork(stats, &families);
     AddModels(stats, labels_, &families);
     AddLoad(labels_, load_, &families);
+    for (size_t i = 0; i < devices.size() && i < labels_.devices.size(); ++i) {
+      AddDevice(devices[i], labels_.devices[i], labels_, &families);
+    }
   }
-  if (nvml_ != nullptr) {
-    const absl::StatusOr<GpuReading> gpu = nvml_->Read();
-    if (gpu.ok()) AddGpu(*gpu, &families);
+  for (const auto& [device, nvml] : gpus_) {
+    const absl::StatusOr<GpuReading> gpu = nvml->Read();
+    if (gpu.ok()) AddGpuReading(device, *gpu, &families);
   }
   if (shared_memory_ != nullptr) AddSharedMemory(shared_memory_(), &families);
   if (snapshots_ != nullptr) AddSnapshots(snapshots_(), &families);

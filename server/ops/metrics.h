@@ -2,8 +2,9 @@
 // latencies, the engine's counters and the GPU's as of the scrape. Names start with fp8kvd_, units
 // are base units; labels are names of methods, codes, models and the like, never a client's words.
 //
-// Promises: one scrape sees one copy of the engine's stats, so sums over them hold
-//   (fp8kvd_pages{state="used"} + {state="free"} is the pool's total).
+// Promises: one scrape sees one copy of each engine's stats, so sums over them hold
+//   (fp8kvd_pages{state="used"} + {state="free"} is the pool's total). Numbers without a label
+//   `device` are of all devices together; fp8kvd_device_… has each.
 // Threads: any. What calls count with takes no lock.
 #pragma once
 
@@ -94,8 +95,13 @@ struct MetricLabels {
   std::string version = {};
   std::string compiler = {};
   std::string incarnation = {};
-  std::string device = {};  // "cpu", "cuda"
-  std::string device_name = {};
+  struct Device {
+    std::string name;   // "cuda:0"
+    std::string model;  // as its vendor calls it
+  };
+  std::string device = {};       // "cpu", "cuda"
+  std::string device_name = {};  // of the first
+  std::vector<Device> devices = {};
   bool has_cuda = false;  // of the build
   std::vector<Model> models;
   std::vector<std::string> tenants = {};  // by TenantId; empty: one, that all are
@@ -106,12 +112,15 @@ class Metrics {
   // The counters of one method; the same object for the same name. Before the first call only.
   MethodMetrics* Method(const std::string& name);
 
-  // Where a scrape gets the engine's numbers; before that it has only the calls'. Once, at start.
-  void SetEngine(
-      MetricLabels labels, std::function<engine::EngineStats()> stats,
+  // Where a scrape gets the engines' numbers, as labels.devices names them; before that it has only
+  // the calls'. Once, at start.
+  void SetEngines(
+      MetricLabels labels, std::function<std::vector<engine::EngineStats>()> stats,
       std::function<LoadSample(int32_t model)> load = [](int32_t) { return LoadSample{}; });
-  // Where it gets the GPU's; before that, and where it fails, there are none. Once, at start.
-  void SetGpu(std::unique_ptr<Nvml> nvml) { nvml_ = std::move(nvml); }
+  // Where it gets a GPU's; before that, and where it fails, there are none. At start.
+  void AddGpu(std::string device, std::unique_ptr<Nvml> nvml) {
+    gpus_.push_back({std::move(device), std::move(nvml)});
+  }
 
   CallTotals Calls() const;
 
@@ -127,8 +136,8 @@ class Metrics {
  private:
   std::vector<std::unique_ptr<MethodMetrics>> methods_;
   MetricLabels labels_;
-  std::function<engine::EngineStats()> stats_;
-  std::unique_ptr<Nvml> nvml_;
+  std::function<std::vector<engine::EngineStats>()> stats_;
+  std::vector<std::pair<std::string, std::unique_ptr<Nvml>>> gpus_;
   std::function<LoadSample(int32_t)> load_;
   std::function<SharedMemoryStats()> shared_memory_;
   std::function<SnapshotStats()> snapshots_;

@@ -62,6 +62,26 @@ void AppendTenants(const StatusFacts& facts, const engine::EngineStats& stats, s
   absl::StrAppend(json, "]");
 }
 
+void AppendDevices(const StatusFacts& facts, const std::vector<engine::EngineStats>& devices,
+                   std::string* json) {
+  absl::StrAppend(json, "\"devices\":[");
+  for (size_t i = 0; i < facts.devices.size() && i < devices.size(); ++i) {
+    const engine::EngineStats& device = devices[i];
+    int64_t used = 0;
+    int64_t total = 0;
+    for (const engine::PoolStats& pool : device.pools) {
+      used += pool.pages_used;
+      total += pool.pages_total;
+    }
+    absl::StrAppend(json, i == 0 ? "" : ",", "{\"name\":", Quoted(facts.devices[i]),
+                    ",\"seqs\":", device.seqs, ",\"queue_items\":", device.queue_items,
+                    ",\"launches_inflight\":", device.launches_inflight,
+                    ",\"rows_total\":", device.rows_total, ",\"pages_used\":", used,
+                    ",\"pages_total\":", total, "}");
+  }
+  absl::StrAppend(json, "]");
+}
+
 void AppendNow(const engine::EngineStats& stats, std::string* json) {
   absl::StrAppend(json, "\"now\":{\"seqs\":", stats.seqs, ",\"queue_items\":", stats.queue_items,
                   ",\"launches_inflight\":", stats.launches_inflight,
@@ -106,6 +126,8 @@ std::string StatusJson(const StatusFacts& facts, const Readiness& readiness, con
   AppendModels(facts, now.engine, &json);
   json.push_back(',');
   AppendTenants(facts, now.engine, &json);
+  json.push_back(',');
+  AppendDevices(facts, now.devices, &json);
   json.push_back(',');
   AppendHistory(history.Copy(), &json);
   json.push_back('}');

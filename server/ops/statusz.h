@@ -38,8 +38,9 @@ struct StatusFacts {
   std::string version;
   std::string incarnation;
   std::string device_kind;
-  std::string device_name;
-  int64_t start_ms = 0;  // since 1970
+  std::string device_name;                // of the first
+  std::vector<std::string> devices = {};  // "cuda:0"
+  int64_t start_ms = 0;                   // since 1970
   std::vector<Model> models;
   std::vector<std::string> tenants = {};  // by TenantId
 };

@@ -3,6 +3,16 @@
 #include "server/rpc/control_job.h"
 
 namespace fp8kvd::rpc {
+namespace {
+
+template <typename Info>
+void AddPages(const engine::PoolStats& pool, Info* info) {
+  info->set_pages_total(info->pages_total() + static_cast<uint64_t>(pool.pages_total));
+  info->set_pages_used(info->pages_used() + static_cast<uint64_t>(pool.pages_used));
+  info->set_pages_free(info->pages_free() + static_cast<uint64_t>(pool.pages_free));
+}
+
+}  // namespace
 
 Job::Next InfoJob::Begin(grpc::ByteBuffer* bytes, const Arrival& arrival) {
   tenant_ = arrival.tenant;
@@ -15,13 +25,15 @@ absl::Status InfoJob::Answer(grpc::ByteBuffer* reply) {
   if (!status_.ok()) return status_;
   v1::GetServerInfoResponse response = translate::ServerInfo(*parts().catalog);
   // Its own part of the pools: what others have there is not for it.
-  const engine::EngineStats stats = parts().fleet->stats();
-  for (const engine::PoolStats& pool : stats.tenants[static_cast<uint32_t>(tenant_)].pools) {
-    v1::LayerGroupInfo* const info =
-        response.mutable_models(pool.model)->mutable_groups(pool.group);
-    info->set_pages_total(pool.pages_total);
-    info->set_pages_used(pool.pages_used);
-    info->set_pages_free(pool.pages_free);
+  const std::vector<engine::EngineStats> devices = parts().fleet->device_stats();
+  for (size_t i = 0; i < devices.size(); ++i) {
+    const engine::TenantStats& mine = devices[i].tenants[static_cast<uint32_t>(tenant_)];
+    for (const engine::PoolStats& pool : mine.pools) {
+      AddPages(pool, response.mutable_models(pool.model)->mutable_groups(pool.group));
+      if (i < static_cast<size_t>(response.devices_size())) {
+        AddPages(pool, response.mutable_devices(static_cast<int>(i)));
+      }
+    }
   }
   if (parts().tickets != nullptr) response.set_shm_socket(parts().tickets->unix_socket());
   response.set_draining(parts().draining);

@@ -20,20 +20,29 @@ struct CatalogModel {
   std::vector<int32_t> slice_tokens;
 };
 
+struct CatalogDevice {
+  std::string name;   // "cuda:0"
+  std::string model;  // as its vendor calls it
+};
+
 struct Catalog {
   std::vector<CatalogModel> models;  // indexed as the engine's
   std::string version;
   uint64_t incarnation = 0;
-  std::string device_kind;  // of all devices
-  std::string device_name;  // of the first
-  int32_t devices = 1;
-  std::string host_id;  // of this boot of this machine
+  std::string device_kind;             // "cpu", "cuda"
+  std::vector<CatalogDevice> devices;  // by home; empty: one without a name
+  std::string host_id;                 // of this boot of this machine
   int64_t message_bytes_max = kMessageBytesMax;
   int64_t slot_bytes_max = 0;  // of one message's tensors with its reply's
   int64_t seqs_max = 0;
   int64_t seq_len_max = kSeqLenMax;
   int64_t lease_ttl_ms = 0;  // of who asks for none
   int64_t lease_ttl_ms_max = 0;
+
+  // Where a handle's sequence is. One of no device of ours is for the first to refuse.
+  int32_t DeviceOf(uint32_t home) const {
+    return home < devices.size() ? static_cast<int32_t>(home) : 0;
+  }
 };
 
 }  // namespace fp8kvd::translate

@@ -119,6 +119,7 @@ v1::Handle FromHandle(const cache::SeqHandle& handle) {
   to.set_seq_id(static_cast<uint64_t>(handle.seq_id));
   to.set_generation(handle.generation);
   to.set_incarnation(handle.incarnation);
+  to.set_home(handle.home);
   return to;
 }
 
@@ -207,7 +208,12 @@ v1::GetServerInfoResponse ServerInfo(const Catalog& catalog) {
   to.set_version(catalog.version);
   to.set_incarnation(catalog.incarnation);
   to.set_device_kind(catalog.device_kind);
-  to.set_device_name(catalog.device_name);
+  for (const CatalogDevice& device : catalog.devices) {
+    v1::DeviceInfo* const info = to.add_devices();
+    info->set_name(device.name);
+    info->set_device_name(device.model);
+  }
+  if (!catalog.devices.empty()) to.set_device_name(catalog.devices.front().model);
   to.set_host_id(catalog.host_id);
   for (const CatalogModel& model : catalog.models) AddModel(model, to.add_models());
   v1::Limits* limits = to.mutable_limits();

@@ -273,9 +273,7 @@ void DecodeMessage::Split(const Catalog& catalog) {
   parts_.clear();
   origins_.clear();
   const auto device_of = [&catalog](const engine::DecodeItem& item) {
-    return item.handle.home < static_cast<uint32_t>(catalog.devices)
-               ? static_cast<int32_t>(item.handle.home)
-               : 0;
+    return catalog.DeviceOf(item.handle.home);
   };
   const int32_t first = device_of(items_.front());
   if (std::all_of(items_.begin(), items_.end(),
@@ -289,7 +287,8 @@ void DecodeMessage::Split(const Catalog& catalog) {
   items_.clear();
   items_.reserve(unsorted_.size());  // parts have spans of it
   item_at_.resize(unsorted_.size());
-  for (int32_t device = 0; device < catalog.devices; ++device) {
+  const auto devices = static_cast<int32_t>(catalog.devices.size());
+  for (int32_t device = 0; device < devices; ++device) {
     const size_t begin = items_.size();
     int32_t tokens = 0;
     for (size_t i = 0; i < unsorted_.size(); ++i) {

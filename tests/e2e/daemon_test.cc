@@ -161,6 +161,45 @@ TEST(Daemon, ServesProbesMetricsAndStatus) {
   EXPECT_THAT(HttpGet(port, "/other"), HasSubstr("404"));
 }
 
+// Two devices on the CPU: a batch of both is one answer, numbers are of all and of each.
+TEST(Daemon, ServesSeveralDevicesAsOne) {
+  DaemonSetup setup;
+  setup.models += "engine { devices: \"0,1\" cpu_threads: 2 }\n";
+  Daemon daemon(setup);
+  const auto stub = Connect(daemon.address());
+  std::vector<v1::Handle> handles = Create(stub.get(), 5, "m8");
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(handles[i].home(), static_cast<uint32_t>(i % 2));
+  grpc::ClientContext append_context;
+  v1::AppendResponse appended;
+  const auto writer = stub->Append(&append_context, &appended);
+  for (const v1::Handle& handle : handles) {
+    ASSERT_TRUE(writer->Write(ChunkOf(handle, 1, 0, 100, 0x4000, "m8")));
+    ASSERT_TRUE(writer->Write(ChunkOf(handle, 1, 100, 99, 0x4080, "m8")));
+  }
+  writer->WritesDone();
+  ASSERT_TRUE(writer->Finish().ok());
+  grpc::ClientContext fork_context;
+  v1::ForkSequencesRequest fork;
+  *fork.mutable_parent() = handles[1];
+  v1::ForkSequencesResponse forked;
+  ASSERT_TRUE(stub->ForkSequences(&fork_context, fork, &forked).ok());
+  EXPECT_EQ(forked.handles(0).home(), 1U);
+  handles.push_back(forked.handles(0));
+  v1::DecodeResponse reply;
+  ASSERT_TRUE(Decode(stub.get(), StepOf(handles, 1, 199, 0x4080, "m8"), &reply).ok());
+  ASSERT_EQ(reply.item_errors_size(), 0) << reply.item_errors(0).error().message();
+  EXPECT_EQ(reply.out(), Repeat(0x4040, 6 * kQRowBytes));  // 3.0 everywhere
+  const std::string metrics = HttpGet(daemon.http_port(), "/metrics");
+  EXPECT_THAT(metrics, HasSubstr("fp8kvd_seqs 6\n"));
+  EXPECT_THAT(metrics, HasSubstr("fp8kvd_device_seqs{device=\"cpu:0\"} 3\n"));
+  EXPECT_THAT(metrics, HasSubstr("fp8kvd_device_seqs{device=\"cpu:1\"} 3\n"));
+  EXPECT_THAT(metrics, HasSubstr("fp8kvd_rows_total 6\n"));
+  EXPECT_THAT(HttpGet(daemon.http_port(), "/statusz.json"),
+              HasSubstr("{\"name\":\"cpu:1\",\"seqs\":3,"));
+  EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
+  EXPECT_THAT(daemon.log(), HasSubstr("cpu:1 model"));
+}
+
 // Whether what `timed` takes is below `limit` at least once in a few tries: a busy machine delays
 // one of them, a fault of ours all.
 bool IsOnceBelow(std::chrono::milliseconds limit,

@@ -34,11 +34,14 @@ class FaultingBackend final : public testing::FakeBackend {
 
 }  // namespace
 
-absl::StatusOr<Device> MakeDevice(const config::EngineOptions& options) {
+absl::StatusOr<Devices> MakeDevices(const config::EngineOptions& options) {
   std::signal(SIGUSR1, [](int) { is_broken = true; });
-  Device device;
-  device.backend = std::make_unique<FaultingBackend>(options.device == config::DeviceChoice::kCuda);
-  return device;
+  Devices devices;
+  devices.all.emplace_back();
+  devices.all.back().name = "faulting:0";
+  devices.all.back().backend =
+      std::make_unique<FaultingBackend>(options.device == config::DeviceChoice::kCuda);
+  return devices;
 }
 
 }  // namespace fp8kvd

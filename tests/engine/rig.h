@@ -15,7 +15,8 @@
 namespace fp8kvd::testing {
 
 struct RigOptions {
-  config::EngineOptions engine = {.queue_items_max = 256,
+  config::EngineOptions engine = {.devices = {},
+                                  .queue_items_max = 256,
                                   .batch_rows_max = 16,
                                   .append_slice_bytes_max = 16 * 16,  // 16 tokens of MakeModel
                                   .staging_bytes = int64_t{1} << 20,

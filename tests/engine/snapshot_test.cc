@@ -273,9 +273,10 @@ class CpuSnapshot : public ::testing::TestWithParam<Precision> {
     explicit Machine(Precision precision) {
       const ModelSpec spec{
           .windows = {0, 64}, .kv_heads = 2, .head_dim = 64, .precision = precision};
-      engine = *engine::Engine::Start({.staging_bytes = int64_t{4} << 20, .staging_slots = 16},
-                                      {.seqs_max = 8, .seq_len_max = 1024}, {MakeModel(spec)},
-                                      /*incarnation=*/7, &backend, &clock);
+      engine = *engine::Engine::Start(
+          {.devices = {}, .staging_bytes = int64_t{4} << 20, .staging_slots = 16},
+          {.seqs_max = 8, .seq_len_max = 1024}, {MakeModel(spec)}, /*incarnation=*/7, &backend,
+          &clock);
       EXPECT_TRUE(engine->PrepareSnapshots().ok());
     }
     template <typename Call>

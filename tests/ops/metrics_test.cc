@@ -62,10 +62,11 @@ TEST(Metrics, ACodeOutsideOfGrpcsIsUnknown) {
 TEST(Metrics, AScrapeIsOneCopyOfTheEngine) {
   Metrics metrics;
   int copies = 0;
-  metrics.SetEngine(
+  metrics.SetEngines(
       {.version = "1",
        .incarnation = "a",
        .device = "cpu",
+       .devices = {{.name = "cpu:0", .model = "a processor"}},
        .models = {{.name = "m", .group_precisions = {"fp8_kv"}}},
        .tenants = {"team-a"}},
       [&copies] {
@@ -89,7 +90,7 @@ TEST(Metrics, AScrapeIsOneCopyOfTheEngine) {
         stats.models.emplace_back();
         stats.models[0].kv_bytes_read_total = 99;
         stats.batch_rows.Observe(8);
-        return stats;
+        return std::vector<engine::EngineStats>{stats};
       },
       [](int32_t) { return LoadSample{.batch = 2.5, .tokens = 300, .cache_share = 0.25}; });
   const std::string text = metrics.Scrape();
@@ -112,6 +113,45 @@ TEST(Metrics, AScrapeIsOneCopyOfTheEngine) {
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_cache_share_ratio{model="m"} 0.25)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_step_seqs{model="m"} 2.5)"));
   EXPECT_THAT(text, HasSubstr(R"(fp8kvd_step_seq_tokens{model="m"} 300)"));
+}
+
+engine::EngineStats StatsOf(int64_t pages_used, uint64_t rows) {
+  engine::EngineStats stats;
+  stats.seqs = pages_used;
+  stats.rows_total = rows;
+  stats.decode_launches_total = 1;
+  stats.kernel_us.Observe(16);
+  stats.pools.push_back(
+      {.pages_total = 12, .pages_used = pages_used, .pages_free = 12 - pages_used});
+  stats.tenants.push_back(
+      {.requests_refused_total = 6, .queue_items = 2, .seqs = pages_used, .pools = {}});
+  stats.models.emplace_back();
+  return stats;
+}
+
+TEST(Metrics, HasEachDeviceAndAllTogether) {
+  Metrics metrics;
+  metrics.SetEngines(
+      {.devices = {{.name = "cuda:0", .model = "A"}, {.name = "cuda:2", .model = "B"}},
+       .models = {{.name = "m", .group_precisions = {"bf16"}}}},
+      [] {
+        return std::vector<engine::EngineStats>{StatsOf(5, 30), StatsOf(1, 12)};
+      });
+  const std::string text = metrics.Scrape();
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_device_info{device="cuda:2",device_name="B"} 1)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_device_seqs{device="cuda:0"} 5)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_device_rows_total{device="cuda:2"} 12)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_device_launches_total{device="cuda:2",kind="decode"} 1)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_device_kernel_seconds_count{device="cuda:0"} 1)"));
+  EXPECT_THAT(
+      text,
+      HasSubstr(R"(fp8kvd_device_pages{device="cuda:2",model="m",group="0",state="free"} 11)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_pages{model="m",group="0",state="used"} 6)"));
+  EXPECT_THAT(text, HasSubstr("fp8kvd_rows_total 42\n"));
+  EXPECT_THAT(text, HasSubstr("fp8kvd_kernel_seconds_count 2\n"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_tenant_seqs{tenant="default"} 6)"));
+  // The queue's bound is one for all devices, which each of them tells.
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_tenant_queue_items{tenant="default"} 2)"));
 }
 
 // Cardinality: what clients do can add no series beyond gRPC's codes.

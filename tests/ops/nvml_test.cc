@@ -63,8 +63,9 @@ TEST_F(NvmlFault, ADriverThatIsNotLoadedIsNamed) {
 
 std::string ScrapeWith(std::unique_ptr<Nvml> nvml) {
   Metrics metrics;
-  metrics.SetEngine({.version = "1", .models = {}}, [] { return engine::EngineStats{}; });
-  metrics.SetGpu(std::move(nvml));
+  metrics.SetEngines({.version = "1", .models = {}},
+                     [] { return std::vector<engine::EngineStats>(1); });
+  metrics.AddGpu("cuda:1", std::move(nvml));
   return metrics.Scrape();
 }
 
@@ -72,9 +73,9 @@ TEST(Nvml, AScrapeHasTheReading) {
   auto nvml = Nvml::Open(FAKE_NVML, kBusId);
   ASSERT_TRUE(nvml.ok()) << nvml.status();
   const std::string text = ScrapeWith(*std::move(nvml));
-  EXPECT_THAT(text, HasSubstr("fp8kvd_gpu_memory_bytes{state=\"used\"} 100000\n"));
-  EXPECT_THAT(text, HasSubstr("fp8kvd_gpu_memory_bytes{state=\"free\"} 50000\n"));
-  EXPECT_THAT(text, HasSubstr("fp8kvd_gpu_utilization_ratio 0.73\n"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_gpu_memory_bytes{device="cuda:1",state="used"} 100000)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_gpu_memory_bytes{device="cuda:1",state="free"} 50000)"));
+  EXPECT_THAT(text, HasSubstr(R"(fp8kvd_gpu_utilization_ratio{device="cuda:1"} 0.73)"));
 }
 
 TEST_F(NvmlFault, AScrapeGoesOnWithoutTheReading) {

@@ -67,6 +67,20 @@ TEST(StatusJson, NamesTenantsWhereTheyAreConfigured) {
                                        R"("pages_used":5,"pages_total":16}])"));
 }
 
+TEST(StatusJson, HasEachDevice) {
+  StatusFacts facts = Facts();
+  facts.devices = {"cuda:0", "cuda:1"};
+  Totals totals;
+  totals.devices.resize(2);
+  totals.devices[1].seqs = 3;
+  totals.devices[1].queue_items = 2;
+  totals.devices[1].rows_total = 9;
+  totals.devices[1].pools = {{.pages_total = 12, .pages_used = 5}, {.pages_total = 4}};
+  EXPECT_THAT(StatusJson(facts, Readiness(), totals, History()),
+              HasSubstr(R"({"name":"cuda:1","seqs":3,"queue_items":2,"launches_inflight":0,)"
+                        R"("rows_total":9,"pages_used":5,"pages_total":16}])"));
+}
+
 TEST(StatusJson, SaysWhyItIsNotReady) {
   EXPECT_THAT(JsonOf(Facts(), State::kDraining),
               HasSubstr(R"("state":"draining","why":"draining: new work is refused")"));

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -22,6 +23,7 @@
 
 #include "config/base/check.h"
 #include "fp8kvd/v1/kv.grpc.pb.h"
+#include "server/engine/admission.h"
 #include "server/engine/append_step.h"
 #include "server/engine/engine.h"
 #include "server/rpc/server.h"
@@ -100,6 +102,7 @@ struct ServerRigOptions {
   rpc::Locks locks;
   // On the helper thread, when somebody plans with a model; nothing: no live load.
   std::function<std::optional<config::LiveVerdict>(int32_t model)> live;
+  int32_t devices = 1;
 };
 
 class ServerRig {
@@ -107,14 +110,12 @@ class ServerRig {
   explicit ServerRig(ServerRigOptions options = {}) : options_(std::move(options)) {
     std::vector<engine::ModelSetup> models;
     for (const ModelSpec& spec : options_.models) models.push_back(MakeModel(spec));
-    auto started = engine::Engine::Start(options_.engine, options_.cache, models,
-                                         /*incarnation=*/7, &backend, &clock_, options_.tenants);
-    FP8KVD_CHECK(started.ok());
-    engine = *std::move(started);
-    fleet = std::make_unique<engine::Fleet>(std::vector<engine::Engine*>{engine.get()},
-                                            options_.tenants);
+    StartEngines(models);
     FillCatalog(models);
     engine_thread_ = std::thread([this] { engine_status = engine->Run(); });
+    for (const auto& other : more_engines) {
+      more_threads_.emplace_back([raw = other.get()] { (void)raw->Run(); });
+    }
     rpc::Planner planner;
     for (const ModelSpec& spec : options_.models) {
       config::ModelOptions model;
@@ -142,11 +143,15 @@ class ServerRig {
 
   ~ServerRig() {
     backend.Open();
+    for (GatedBackend& other : more_backends) other.Open();
     Stop(std::chrono::milliseconds(200));
-    EXPECT_EQ(engine->staging().slots_used(), 0);
+    EXPECT_EQ(fleet->stats().staging_slots_used, 0);
     EXPECT_EQ(server->calls_open(), 0);
     for (const std::string& complaint : backend.complaints()) ADD_FAILURE() << complaint;
-    for (const engine::PoolStats& pool : engine->stats().pools) {
+    for (const GatedBackend& other : more_backends) {
+      for (const std::string& complaint : other.complaints()) ADD_FAILURE() << complaint;
+    }
+    for (const engine::PoolStats& pool : fleet->stats().pools) {
       EXPECT_EQ(pool.pages_used + pool.pages_free, pool.pages_total);
     }
     server.reset();
@@ -156,12 +161,13 @@ class ServerRig {
   // As the daemon drains.
   void Stop(std::chrono::milliseconds patience = std::chrono::seconds(20)) {
     if (!engine_thread_.joinable()) return;
-    engine->Drain();
+    fleet->Drain();
     server->Drain();
     if (shm != nullptr) shm->Drain();
     server->Shutdown(patience);
     if (shm != nullptr) shm->Stop(patience);
     engine_thread_.join();
+    for (std::thread& thread : more_threads_) thread.join();
   }
 
   // A connection of its own.
@@ -271,14 +277,16 @@ class ServerRig {
 
   int64_t PagesUsed() const {
     int64_t used = 0;
-    for (const engine::PoolStats& pool : engine->stats().pools) used += pool.pages_used;
+    for (const engine::PoolStats& pool : fleet->stats().pools) used += pool.pages_used;
     return used;
   }
 
-  GatedBackend backend;
+  GatedBackend backend;  // of the first device
+  std::deque<GatedBackend> more_backends;
   translate::Catalog catalog;
   ops::Metrics metrics;
-  std::unique_ptr<engine::Engine> engine;
+  std::unique_ptr<engine::Engine> engine;  // of the first device
+  std::vector<std::unique_ptr<engine::Engine>> more_engines;
   std::unique_ptr<engine::Fleet> fleet;
   absl::Status engine_status;  // after Stop
   std::unique_ptr<shm::Server> shm;
@@ -286,11 +294,35 @@ class ServerRig {
   std::unique_ptr<v1::DecodeAttention::Stub> stub;
 
  private:
+  void StartEngines(const std::vector<engine::ModelSetup>& models) {
+    const auto queues = options_.tenants.empty()
+                            ? nullptr
+                            : std::make_shared<engine::TenantQueues>(options_.tenants);
+    std::vector<engine::Engine*> engines;
+    for (int32_t i = 0; i < options_.devices; ++i) {
+      GatedBackend* const device = i == 0 ? &backend : &more_backends.emplace_back();
+      auto started = engine::Engine::Start(options_.engine, options_.cache, models,
+                                           /*incarnation=*/7, device, &clock_, options_.tenants,
+                                           {.home = static_cast<uint32_t>(i), .queues = queues});
+      FP8KVD_CHECK(started.ok());
+      engines.push_back(started->get());
+      if (i == 0) {
+        engine = *std::move(started);
+      } else {
+        more_engines.push_back(*std::move(started));
+      }
+    }
+    fleet = std::make_unique<engine::Fleet>(std::move(engines), options_.tenants);
+  }
+
   void FillCatalog(const std::vector<engine::ModelSetup>& models) {
     catalog.version = "test";
     catalog.host_id = "this host";
     catalog.incarnation = 7;
     catalog.device_kind = "fake";
+    for (int32_t i = 0; i < options_.devices; ++i) {
+      catalog.devices.push_back({.name = "fake:" + std::to_string(i), .model = "none"});
+    }
     catalog.message_bytes_max = options_.server.message_bytes_max;
     catalog.slot_bytes_max = engine->staging().slot_bytes_max();
     catalog.seqs_max = options_.cache.seqs_max;
@@ -312,6 +344,7 @@ class ServerRig {
   const ServerRigOptions options_;
   const engine::SteadyClock clock_;
   std::thread engine_thread_;
+  std::vector<std::thread> more_threads_;
 };
 
 // Turns until the condition holds; false after a bounded number of turns of a millisecond.

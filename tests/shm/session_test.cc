@@ -51,6 +51,36 @@ TEST(Session, AppendsAndDecodesAsGrpcDoes) {
   EXPECT_EQ(by_grpc.lse(), decoded.lse());
 }
 
+TEST(Session, ABatchOnTwoDevicesIsAnsweredInItsOrder) {
+  ServerRigOptions options = ShmRig::Options();
+  options.devices = 2;
+  ShmRig rig(options);
+  const std::vector<v1::Handle> handles = rig->Create(4);
+  EXPECT_EQ(handles[0].home() + handles[1].home(), 1U);
+  RawClient client(*rig);
+  for (size_t i = 0; i < 4; ++i) {
+    client.Push(client.Place(rig->Chunk(handles[i], 0, Ids(3, 100 * i), 0)));
+    const std::optional<shm::Reply> reply = client.Wait();
+    ASSERT_TRUE(reply.has_value());
+    ASSERT_EQ(client.ErrorOf(*reply), "OK");
+  }
+  v1::DecodeRequest step = rig->Step(handles, 3, {11, 12, 13, 14});
+  step.set_positions(2, 9);  // a gap
+  step.set_want_lse(true);
+  client.Push(client.Place(step));
+  const std::optional<shm::Reply> reply = client.Wait();
+  ASSERT_TRUE(reply.has_value());
+  const v1::DecodeResponse decoded = client.Decoded(*reply);
+  ASSERT_EQ(decoded.item_errors_size(), 1);
+  EXPECT_EQ(decoded.item_errors(0).index(), 2U);
+  for (uint64_t i = 0; i < 4; ++i) {
+    if (i == 2) continue;
+    std::vector<uint64_t> history = Ids(3, 100 * i);
+    history.push_back(11 + i);
+    EXPECT_TRUE(rig->IsAnswer(decoded, static_cast<int32_t>(i), 500011 + i, history)) << i;
+  }
+}
+
 TEST(Session, RequestsInFlightAreAnsweredByTag) {
   ShmRig rig;
   const std::vector<v1::Handle> handles = rig->Create(8);

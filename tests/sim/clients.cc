@@ -54,10 +54,10 @@ SeqModel* World::PickSeq(Client& client) {
 
 void World::Create(Client& client) {
   Flight flight;
-  flight.control = std::make_unique<ControlCall>(engine_.get(), Op::kCreate);
+  flight.control = std::make_unique<SpreadControlCall>(fleet_.get(), Op::kCreate);
   engine::ControlRequest& request = flight.control->request;
   request.model =
-      static_cast<int32_t>(random_.In(0, static_cast<int64_t>(engine_->models().size()) - 1));
+      static_cast<int32_t>(random_.In(0, static_cast<int64_t>(fleet_->Of(0).models().size()) - 1));
   request.count = static_cast<int32_t>(random_.In(1, 2));
   request.expected_tokens = random_.Chance(50) ? random_.In(1, 200) : 0;
   request.ttl_ms = random_.Chance(50) ? random_.In(20, 3'000) : 0;
@@ -84,7 +84,7 @@ ItemSpec World::MakeItem(SeqModel& seq, int32_t layer, bool is_append) {
 }
 
 void World::Decode(Client& client, SeqModel& seq) {
-  const ModelGeometry& geometry = engine_->models()[seq.model()].geometry;
+  const ModelGeometry& geometry = fleet_->Of(0).models()[seq.model()].geometry;
   SentDecode sent;
   sent.model = seq.model();
   sent.layer = static_cast<int32_t>(random_.In(0, geometry.layers - 1));
@@ -134,14 +134,15 @@ void World::Send(Client& client, SentDecode sent, std::string what) {
     absl::StrAppend(&flight.what, " seq ", static_cast<uint64_t>(item.handle.seq_id), "@", item.pos,
                     "+", item.queries.size());
   }
-  flight.decode = std::make_unique<DecodeCall>(engine_.get(), sent.model, sent.layer,
-                                               std::move(items), sent.out_type);
+  flight.decode = std::make_unique<SpreadDecodeCall>(fleet_.get(), sent.model, sent.layer,
+                                                     std::move(items), sent.out_type);
+  if (flight.decode->parts() > 1) ++tally_["decode on two devices"];
   flight.sent = std::move(sent);
   Submit(client, std::move(flight));
 }
 
 void World::Append(Client& client, SeqModel& seq) {
-  const ModelGeometry& geometry = engine_->models()[seq.model()].geometry;
+  const ModelGeometry& geometry = fleet_->Of(0).models()[seq.model()].geometry;
   int32_t layer = 0;
   int32_t count = geometry.layers;
   if (random_.Chance(40)) {
@@ -159,14 +160,14 @@ void World::Append(Client& client, SeqModel& seq) {
   flight.seqs = {&seq};
   flight.what = absl::StrCat("append seq ", static_cast<uint64_t>(seq.handle().seq_id), " layers ",
                              layer, "+", count, " @", pos, "+", tokens.size());
-  flight.append = std::make_unique<AppendCall>(engine_.get(), seq.model(), layer, count,
+  flight.append = std::make_unique<AppendCall>(&EngineOf(seq), seq.model(), layer, count,
                                                seq.handle(), pos, std::move(tokens));
   Submit(client, std::move(flight));
 }
 
 // skip_to moves all layers of a group, so nothing else of the sequence may be in flight beside it.
 void World::Skip(Client& client, SeqModel& seq) {
-  const ModelGeometry& geometry = engine_->models()[seq.model()].geometry;
+  const ModelGeometry& geometry = fleet_->Of(0).models()[seq.model()].geometry;
   const int32_t layer = static_cast<int32_t>(random_.In(0, geometry.layers - 1));
   if (seq.calls_in_flight > 0 || geometry.layer[layer].window == 0) return;
   const int64_t pos = seq.hoped[layer] + random_.In(1, 90);
@@ -178,14 +179,14 @@ void World::Skip(Client& client, SeqModel& seq) {
   flight.what = absl::StrCat("skip seq ", static_cast<uint64_t>(seq.handle().seq_id), " layer ",
                              layer, " to ", pos, "+", tokens.size());
   flight.append =
-      std::make_unique<AppendCall>(engine_.get(), seq.model(), layer, /*layers_count=*/1,
+      std::make_unique<AppendCall>(&EngineOf(seq), seq.model(), layer, /*layers_count=*/1,
                                    seq.handle(), pos, std::move(tokens), /*skip_to=*/pos);
   Submit(client, std::move(flight));
 }
 
 void World::Fork(Client& client, SeqModel& seq) {
   Flight flight;
-  flight.control = std::make_unique<ControlCall>(engine_.get(), Op::kFork);
+  flight.control = std::make_unique<SpreadControlCall>(fleet_.get(), Op::kFork);
   flight.control->request.handles = {seq.handle()};
   flight.control->request.count = static_cast<int32_t>(random_.In(1, 2));
   flight.control->request.expected_tokens = random_.Chance(40) ? random_.In(1, 200) : 0;
@@ -196,7 +197,7 @@ void World::Fork(Client& client, SeqModel& seq) {
 
 void World::Truncate(Client& client, SeqModel& seq) {
   Flight flight;
-  flight.control = std::make_unique<ControlCall>(engine_.get(), Op::kTruncate);
+  flight.control = std::make_unique<SpreadControlCall>(fleet_.get(), Op::kTruncate);
   const int64_t longest = *std::max_element(seq.hoped.begin(), seq.hoped.end());
   const int64_t seq_len = std::max<int64_t>(0, longest - random_.In(0, 80));
   flight.control->request.handles = {seq.handle()};
@@ -211,7 +212,7 @@ void World::Truncate(Client& client, SeqModel& seq) {
 void World::FreeOrRenew(Client& client, SeqModel& seq) {
   Flight flight;
   const Op op = random_.Of({Op::kFree, Op::kRenew, Op::kStat});
-  flight.control = std::make_unique<ControlCall>(engine_.get(), op);
+  flight.control = std::make_unique<SpreadControlCall>(fleet_.get(), op);
   flight.control->request.handles = {seq.handle()};
   flight.seqs = {&seq};
   flight.what = absl::StrCat(op == Op::kFree    ? "free"
@@ -222,21 +223,18 @@ void World::FreeOrRenew(Client& client, SeqModel& seq) {
 }
 
 void World::Submit(Client& client, Flight flight) {
-  engine::Request& request = flight.request();
-  request.arrived = now();
-  request.tenant = client.tenant;
+  engine::TimeUs deadline = engine::kNoDeadline;
   if (random_.Chance(12)) {
-    request.deadline = now() + random_.In(0, 6'000);
+    deadline = now() + random_.In(0, 6'000);
     flight.facts.may_be_late = true;
   }
+  flight.Sign(client.tenant, now(), deadline);
   flight.facts.submitted_us = now();
   Count(absl::OkStatus(), "call");
   Trace(flight.what);
-  const absl::Status status = flight.decode   ? flight.decode->Submit()
-                              : flight.append ? flight.append->Submit()
-                                              : flight.control->Submit();
+  const absl::Status status = flight.Submit();
   if (callers_take_turns_) {
-    CheckEngine();
+    CheckEngines();
     if (flight.done()) ++tally_["answered within Submit"];
   } else if (flight.done()) {
     Complain("a caller took a turn");
@@ -245,7 +243,7 @@ void World::Submit(Client& client, Flight flight) {
     Count(status, "refused");
     Trace(absl::StrCat("  refused: ", status.ToString()));
     if (!absl::IsResourceExhausted(status) && !has_fault_) Complain(status.ToString());
-    if (absl::IsResourceExhausted(status) && request.retry_after_ms < 1) Complain("no delay");
+    if (absl::IsResourceExhausted(status) && flight.retry_after_ms() < 1) Complain("no delay");
     for (SeqModel* seq : flight.seqs) {
       seq->is_exclusive = false;
       if (seq->calls_in_flight == 0) seq->ForgetHopes();
@@ -264,7 +262,7 @@ void World::CancelSomething() {
     for (Flight& flight : client.flights) {
       if (!random_.Chance(30)) continue;
       Trace(absl::StrCat("cancel: ", flight.what));
-      flight.request().cancelled = true;
+      flight.Cancel();
       flight.facts.was_cancelled = true;
       return;
     }
@@ -282,7 +280,7 @@ void World::Spy(Client& client) {
   const Client& other = clients_.back();
   if (other.tenant == client.tenant || other.seqs.empty()) return;
   constexpr Op kOps[] = {Op::kStat, Op::kFree, Op::kRenew, Op::kTruncate};
-  ControlCall& spy = spies_.emplace_back(engine_.get(), kOps[random_.In(0, 3)]);
+  SpreadControlCall& spy = spies_.emplace_back(fleet_.get(), kOps[random_.In(0, 3)]);
   spy.request.tenant = client.tenant;
   spy.request.arrived = now();
   spy.request.handles = {other.seqs.back().handle()};
@@ -291,7 +289,7 @@ void World::Spy(Client& client) {
 }
 
 void World::JudgeSpies() {
-  spies_.remove_if([this](const ControlCall& spy) {
+  spies_.remove_if([this](SpreadControlCall& spy) {
     if (!spy.done()) return false;
     const bool is_found = spy.request.status.ok() && !absl::IsNotFound(spy.request.item_status[0]);
     if (is_found) Complain("a handle of another tenant was found");
@@ -306,7 +304,7 @@ void World::Kill(Client& client) {
   client.is_alive = false;
   ++tally_["killed client"];
   for (Flight& flight : client.flights) {
-    flight.request().cancelled = true;
+    flight.Cancel();
     flight.facts.was_cancelled = true;
   }
 }
@@ -335,11 +333,13 @@ void World::JudgeDone() {
 }
 
 void World::Judge(Client& client, Flight& flight) {
-  const absl::Status& status = flight.request().status;
+  const absl::Status status = flight.status();
   Trace(absl::StrCat("  answer to ", flight.what, ": ", status.ToString()));
   Count(status, "answer");
   if (absl::IsUnavailable(status)) {
-    if (!has_fault_ && !engine_->stats().failed) Complain("unavailable without a fault");
+    if (!has_fault_ && !is_draining_ && !fleet_->stats().failed) {
+      Complain("unavailable without a fault");
+    }
     for (SeqModel* seq : flight.seqs) seq->Lose();
     return;
   }
@@ -358,10 +358,19 @@ void World::Judge(Client& client, Flight& flight) {
 void World::JudgeDecode(Flight& flight) {
   for (size_t i = 0; i < flight.seqs.size(); ++i) {
     if (flight.seqs[i]->is_lost()) continue;
-    Count(flight.decode->items[i].status, "item");
-    Trace(absl::StrCat("    item ", i, ": ", flight.decode->items[i].status.ToString()));
+    const auto item = static_cast<int32_t>(i);
+    const SpreadDecodeCall& call = *flight.decode;
+    Count(call.ItemStatus(item), "item");
+    Trace(absl::StrCat("    item ", i, ": ", call.ItemStatus(item).ToString()));
+    // One of two devices had no place in its queue: its items fail with a delay, and alone.
+    if (call.parts() > 1 && absl::IsResourceExhausted(call.CallOf(item).request.status)) {
+      if (flight.status().ok() && call.ItemRetryMs(item) < 1) Complain("no delay");
+      ++tally_["refused by one device"];
+      flight.seqs[i]->Lose();  // its lease was not renewed, as the model took it to be
+      continue;
+    }
     const std::string why = flight.seqs[i]->JudgeItem(
-        flight.facts, *flight.decode, static_cast<int32_t>(i), flight.sent.items[i].tokens);
+        flight.facts, call.CallOf(item), call.NumberOf(item), flight.sent.items[i].tokens);
     if (!why.empty()) Complain(absl::StrCat(flight.what, " item ", i, ": ", why));
   }
 }
@@ -378,9 +387,9 @@ void World::JudgeControl(Client& client, Flight& flight) {
     case Op::kCreate:
       if (!status.ok()) break;
       for (const cache::SeqHandle& handle : request.handles) {
-        client.seqs.emplace_back(handle, request.model, &engine_->models()[request.model].geometry,
-                                 request.expected_tokens, request.ttl_ms,
-                                 flight.facts.submitted_us);
+        client.seqs.emplace_back(
+            handle, request.model, &fleet_->Of(0).models()[request.model].geometry,
+            request.expected_tokens, request.ttl_ms, flight.facts.submitted_us);
       }
       break;
     case Op::kFork:

@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "server/engine/admission.h"
+
 namespace fp8kvd::testing {
 namespace {
 
@@ -15,13 +17,43 @@ constexpr int32_t kSettleTurnsMax = 100'000;
 
 }  // namespace
 
-engine::Request& World::Flight::request() const {
-  if (decode) return decode->request;
-  if (append) return append->request;
-  return control->request;
+void World::Flight::Sign(cache::TenantId tenant, engine::TimeUs arrived, engine::TimeUs deadline) {
+  const engine::Sender sender{.tenant = tenant, .arrived = arrived, .deadline = deadline};
+  if (decode) {
+    decode->facts = sender;
+    return;
+  }
+  engine::Request& request = append ? static_cast<engine::Request&>(append->request)
+                                    : static_cast<engine::Request&>(control->request);
+  request.tenant = tenant;
+  request.arrived = arrived;
+  request.deadline = deadline;
 }
 
-bool World::Flight::done() const { return times_done() > 0; }
+absl::Status World::Flight::Submit() {
+  if (decode) return decode->Submit();
+  return append ? append->Submit() : control->Submit();
+}
+
+void World::Flight::Cancel() {
+  if (decode) {
+    decode->Cancel();
+  } else if (append) {
+    append->request.cancelled = true;
+  } else {
+    control->Cancel();
+  }
+}
+
+absl::Status World::Flight::status() const {
+  if (decode) return decode->status();
+  return append ? append->request.status : control->request.status;
+}
+
+int32_t World::Flight::retry_after_ms() const {
+  if (decode) return decode->retry_after_ms();
+  return append ? append->request.retry_after_ms : control->request.retry_after_ms;
+}
 
 int32_t World::Flight::times_done() const {
   if (decode) return decode->times_done();
@@ -34,12 +66,14 @@ World::World(uint64_t seed, bool is_tracing)
       is_tracing_(is_tracing),
       random_(seed),
       callers_take_turns_(random_.Chance(50)),
-      backend_(/*returns_at_once=*/callers_take_turns_) {}
+      devices_(random_.Chance(33) ? 2 : 1) {}
 
 World::~World() {
   // A world that went wrong may leave calls unanswered, and an engine aborts on those: the
   // complaint is what the reader wants to see.
-  if (!is_ok()) static_cast<void>(engine_.release());
+  for (auto& engine : engines_) {
+    if (!is_ok()) static_cast<void>(engine.release());
+  }
 }
 
 void World::Complain(const std::string& what) {
@@ -59,7 +93,7 @@ void World::Start() {
   options.batch_wait_us_max = random_.Chance(20) ? static_cast<int32_t>(random_.In(1, 500)) : 0;
   options.append_slice_bytes_max = 16 * random_.In(1, 40);
   options.launches_inflight_max = static_cast<int32_t>(random_.In(1, 3));
-  options.staging_bytes = int64_t{40} << 20;  // a third holds what one tenant sends
+  options.staging_bytes = int64_t{128} << 20;  // a third holds what one tenant sends
   config::CacheOptions cache;
   cache.seqs_max = static_cast<int32_t>(random_.In(6, 40));
   cache.seq_len_max = SeqModel::kSeqLenMax;
@@ -92,15 +126,23 @@ void World::Start() {
                        .inflight_items_max = static_cast<int32_t>(random_.In(8, 256)),
                        .items_per_s_max = random_.Chance(20) ? 20'000 : 0});
   }
-  absl::StatusOr<std::unique_ptr<engine::Engine>> started =
-      engine::Engine::Start(options, cache, std::move(models), /*incarnation=*/seed_ + 1, &backend_,
-                            &clock_, std::move(tenants));
-  if (!started.ok()) {
-    Complain(started.status().ToString());
-    return;
+  const auto queues = std::make_shared<engine::TenantQueues>(tenants);
+  std::vector<engine::Engine*> raw;
+  for (int64_t i = 0; i < devices_; ++i) {
+    FakeBackend& backend = backends_.emplace_back(/*returns_at_once=*/callers_take_turns_);
+    absl::StatusOr<std::unique_ptr<engine::Engine>> started =
+        engine::Engine::Start(options, cache, models, /*incarnation=*/seed_ + 1, &backend, &clock_,
+                              tenants, {.home = static_cast<uint32_t>(i), .queues = queues});
+    if (!started.ok()) {
+      Complain(started.status().ToString());
+      return;
+    }
+    raw.push_back(started->get());
+    engines_.push_back(*std::move(started));
+    backend.SetRecording(false);
   }
-  engine_ = *std::move(started);
-  backend_.SetRecording(false);
+  fleet_ = std::make_unique<engine::Fleet>(std::move(raw), std::move(tenants));
+  if (devices_ > 1) ++tally_["two devices"];
   for (int64_t i = random_.In(1, 4); i > 0; --i) clients_.push_back(NewClient());
   if (random_.Chance(15)) fault_at_ = random_.In(0, kSteps - 1);
 }
@@ -113,8 +155,11 @@ std::string World::Run() {
 }
 
 void World::Loop() {
+  const auto any_device = [this]() -> FakeBackend& {
+    return backends_[static_cast<size_t>(devices_ == 1 ? 0 : random_.In(0, devices_ - 1))];
+  };
   for (int64_t step = 0; step < kSteps && is_ok() && !has_fault_; ++step) {
-    if (step == fault_at_) backend_.FailCall(random_.In(0, 5));
+    if (step == fault_at_) any_device().FailCall(random_.In(0, 5));
     const int64_t dice = random_.In(1, 100);
     if (dice <= 50) {
       auto client = clients_.begin();
@@ -124,16 +169,16 @@ void World::Loop() {
     } else if (dice <= 75) {
       Turn();
     } else if (dice <= 85) {
-      backend_.ReleaseOneFence();
+      any_device().ReleaseOneFence();
     } else if (dice <= 95) {
       clock_.AdvanceUs(random_.Chance(3) ? random_.In(30'000, 500'000) : random_.In(0, 4'000));
     } else if (dice <= 97) {
       CancelSomething();
     } else if (dice <= 98) {
       if (random_.Chance(50)) {
-        backend_.Release();
+        any_device().Release();
       } else {
-        backend_.Hold();
+        any_device().Hold();
       }
     } else if (random_.Chance(15)) {
       Kill(clients_.front());
@@ -145,12 +190,25 @@ void World::Loop() {
 }
 
 void World::Turn() {
-  Trace(engine_->Step() ? "turn" : "turn, idle");
-  CheckEngine();
+  const size_t device = static_cast<size_t>(devices_ == 1 ? 0 : random_.In(0, devices_ - 1));
+  Trace(engines_[device]->Step() ? "turn" : "turn, idle");
+  CheckEngines();
 }
 
-void World::CheckEngine() {
-  const engine::EngineStats stats = engine_->stats();
+bool World::StepAll() {
+  bool has_worked = false;
+  for (const auto& engine : engines_) has_worked |= engine->Step();
+  return has_worked;
+}
+
+void World::CheckEngines() {
+  for (const auto& engine : engines_) CheckEngine(engine->stats());
+  for (const FakeBackend& backend : backends_) {
+    for (const std::string& complaint : backend.complaints()) Complain(complaint);
+  }
+}
+
+void World::CheckEngine(const engine::EngineStats& stats) {
   for (const engine::PoolStats& pool : stats.pools) {
     if (pool.pages_used + pool.pages_free != pool.pages_total) Complain("used + free != total");
   }
@@ -168,8 +226,8 @@ void World::CheckEngine() {
     has_fault_ = true;
     ++tally_["device fault"];
     if (fault_at_ < 0) Complain("the engine failed without a fault");
+    fleet_->Drain();  // as the daemon does
   }
-  for (const std::string& complaint : backend_.complaints()) Complain(complaint);
 }
 
 // Everything is answered, whatever happened; then, unless the engine is done for, everything
@@ -177,7 +235,7 @@ void World::CheckEngine() {
 void World::End() {
   is_draining_ = !has_fault_ && random_.Chance(40);
   if (is_draining_) {
-    engine_->Drain();
+    fleet_->Drain();
     ++tally_["drain"];
   }
   const auto all_answered = [this] {
@@ -188,35 +246,39 @@ void World::End() {
   int32_t turns = 0;
   for (; is_ok() && !all_answered() && turns < kSettleTurnsMax; ++turns) {
     Turn();
-    backend_.ReleaseOneFence();
+    for (size_t i = 0; i < engines_.size(); ++i) {
+      if (!engines_[i]->stats().failed) backends_[i].ReleaseOneFence();
+    }
     clock_.AdvanceUs(100);
     JudgeDone();
   }
   if (!is_ok()) return;
   if (!all_answered()) Complain("a call was never answered");
-  ControlCall after(engine_.get(), engine::ControlRequest::Op::kList);
+  SpreadControlCall after(fleet_.get(), engine::ControlRequest::Op::kList);
   if (has_fault_ || is_draining_) {
-    while (engine_->Step()) Trace("turn to the end");
+    while (StepAll()) Trace("turn to the end");
     if (!absl::IsUnavailable(after.Submit())) Complain("work is taken after the end");
-    if (engine_->Run().ok() == engine_->stats().failed) Complain("Run does not tell how it ended");
+    for (const auto& engine : engines_) {
+      if (engine->Run().ok() == engine->stats().failed) Complain("Run does not tell how it ended");
+    }
   } else {
     CheckAllBack();
   }
-  if (engine_->staging().slots_used() != 0) Complain("a staging slot is lost");
-  if (engine_->stats().queue_items != 0) Complain("a place in the queue is lost");
+  if (fleet_->stats().staging_slots_used != 0) Complain("a staging slot is lost");
+  if (fleet_->stats().queue_items != 0) Complain("a place in the queue is lost");
 }
 
 // No client calls any more: a lease later, all pages are back.
 void World::CheckAllBack() {
-  backend_.Release();
+  for (FakeBackend& backend : backends_) backend.Release();
   int64_t ttl_ms = 0;
   for (const Client& client : clients_) {
     for (const SeqModel& seq : client.seqs) ttl_ms = std::max(ttl_ms, seq.ttl_ms());
   }
   clock_.AdvanceUs(ttl_ms * 1000 + 1000);
-  for (int32_t turns = 0; engine_->Step() && turns < kSettleTurnsMax; ++turns) Trace("last turns");
-  CheckEngine();
-  const engine::EngineStats stats = engine_->stats();
+  for (int32_t turns = 0; StepAll() && turns < kSettleTurnsMax; ++turns) Trace("last turns");
+  CheckEngines();
+  const engine::EngineStats stats = fleet_->stats();
   for (const engine::PoolStats& pool : stats.pools) {
     if (pool.pages_used != 0) Complain(absl::StrCat(pool.pages_used, " pages never came back"));
   }

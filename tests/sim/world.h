@@ -2,7 +2,8 @@
 // that create, append, decode, fork, truncate, free, retry, cancel, come late and die; full pools
 // and queues, leases that end, device faults, drain. Every answer is judged by a model of its
 // sequence. Clients are of one to three tenants with parts of the pools, and try each other's
-// handles. In half of the worlds callers take the engine's turns (server/engine/turn.h).
+// handles. In half of the worlds callers take the engine's turns (server/engine/turn.h), in a third
+// there are two devices, and batches with sequences of both.
 //
 // A seed decides everything: the same seed is the same run. Threads: one; the clients' calls and
 // the engine's turns are steps of one loop.
@@ -21,6 +22,7 @@
 #include "tests/sim/seq_model.h"
 #include "tests/support/engine_calls.h"
 #include "tests/support/fake_backend.h"
+#include "tests/support/spread_calls.h"
 
 namespace fp8kvd::testing {
 
@@ -46,15 +48,20 @@ class World {
   // A call in flight, with how to judge it.
   struct Flight {
     CallFacts facts;
-    std::unique_ptr<DecodeCall> decode;  // with `sent` and `seqs` of its items
+    std::unique_ptr<SpreadDecodeCall> decode;  // with `sent` and `seqs` of its items
     std::unique_ptr<AppendCall> append;
-    std::unique_ptr<ControlCall> control;
+    std::unique_ptr<SpreadControlCall> control;
     std::vector<SeqModel*> seqs;  // that it names
     SentDecode sent;
     std::string what;
 
-    engine::Request& request() const;
-    bool done() const;
+    // Who sends it, when, and until when it may wait.
+    void Sign(cache::TenantId tenant, engine::TimeUs arrived, engine::TimeUs deadline);
+    absl::Status Submit();
+    void Cancel();
+    absl::Status status() const;  // once done
+    int32_t retry_after_ms() const;
+    bool done() const { return times_done() > 0; }
     int32_t times_done() const;
   };
   struct Client {
@@ -68,7 +75,8 @@ class World {
   void Start();
   void Loop();
   void End();
-  void CheckEngine();
+  void CheckEngines();
+  void CheckEngine(const engine::EngineStats& stats);
   void CheckAllBack();
   bool is_ok() const { return complaint_.empty(); }
   void Complain(const std::string& what);
@@ -77,6 +85,7 @@ class World {
 
   // One step of the loop each.
   void Turn();
+  bool StepAll();
   void ActAs(Client& client);
   void CancelSomething();
   void Spy(Client& client);
@@ -93,6 +102,9 @@ class World {
   void Truncate(Client& client, SeqModel& seq);
   void FreeOrRenew(Client& client, SeqModel& seq);
   SeqModel* PickSeq(Client& client);
+  engine::Engine& EngineOf(const SeqModel& seq) const {
+    return fleet_->Of(fleet_->DeviceOf(seq.handle()));
+  }
   ItemSpec MakeItem(SeqModel& seq, int32_t layer, bool is_append);
   void Send(Client& client, SentDecode sent, std::string what);
   void Submit(Client& client, Flight flight);
@@ -109,11 +121,13 @@ class World {
   const bool is_tracing_;
   Random random_;
   const bool callers_take_turns_;  // as beside a GPU: an answer may come within Submit
+  const int64_t devices_;
   ManualClock clock_;
-  FakeBackend backend_;
-  std::unique_ptr<engine::Engine> engine_;
+  std::deque<FakeBackend> backends_;
+  std::vector<std::unique_ptr<engine::Engine>> engines_;
+  std::unique_ptr<engine::Fleet> fleet_;
   std::list<Client> clients_;
-  std::list<ControlCall> spies_;  // calls with a handle of another tenant
+  std::list<SpreadControlCall> spies_;  // calls with a handle of another tenant
   int64_t tenants_ = 1;
   std::map<std::string, int64_t> tally_;
   std::string complaint_;

@@ -170,17 +170,6 @@ TEST(DecodeMessage, ANameThatOnlyStartsLikeAModelIsNotIt) {
   EXPECT_TRUE(absl::IsNotFound(FindModel(catalog, "plai", 4).status()));
 }
 
-TEST(DecodeMessage, AHandleOfAHomeThatIsNotOursGoesToTheFirstDevice) {
-  v1::DecodeRequest proto = GoodDecode();
-  proto.mutable_handles(0)->set_home(1);
-  Sent<DecodeMessage> sent(proto);
-  ASSERT_TRUE(sent.status.ok());
-  ASSERT_EQ(sent.message.parts().size(), 1U);
-  EXPECT_EQ(sent.message.parts()[0]->device, 0);
-  EXPECT_EQ(sent.message.item(0).handle.home, 1U);  // which refuses it
-  EXPECT_EQ(sent.message.item(1).handle.home, 0U);
-}
-
 TEST(DecodeMessage, ASequenceNamedAgainFailsAlone) {
   v1::DecodeRequest proto = GoodDecode();
   *proto.mutable_handles(2) = proto.handles(0);

@@ -45,6 +45,12 @@ std::string InfoJson(const client::ServerInfo& info) {
     for (const client::LayerGroupInfo& group : model.groups) PrintGroup(group, json);
     json.EndArray().EndObject();
   }
+  json.EndArray().Key("devices").BeginArray();
+  for (const client::DeviceInfo& device : info.devices) {
+    json.BeginObject().Key("name").Text(device.name).Key("device_name").Text(device.device_name);
+    json.Key("pages_total").Count(device.pages_total).Key("pages_used").Count(device.pages_used);
+    json.Key("pages_free").Count(device.pages_free).EndObject();
+  }
   json.EndArray();
   PrintLimits(info.limits, json);
   return json.EndObject().str();
@@ -71,6 +77,15 @@ void PrintTables(const client::ServerInfo& info, std::ostream& out) {
   }
   table.Print(out);
   out << '\n';
+  if (info.devices.size() > 1) {
+    Table devices({"device", "pages used", "of", "what"});
+    for (const client::DeviceInfo& device : info.devices) {
+      devices.Add({Printable(device.name), absl::StrCat(device.pages_used),
+                   absl::StrCat(device.pages_total), Printable(device.device_name)});
+    }
+    devices.Print(out);
+    out << '\n';
+  }
   for (const client::ModelInfo& model : info.models) {
     out << Printable(model.name) << ": " << Printable(model.precision_reason) << '\n';
   }

@@ -48,6 +48,7 @@ std::string StatJson(const Stats& stats) {
   json.BeginObject().Key("sequences").BeginArray();
   for (const client::SequenceInfo& seq : stats.sequences) {
     json.BeginObject().Key("handle").Text(HandleText(seq.handle)).Key("model").Text(seq.model);
+    json.Key("device").Count(seq.handle.home);
     json.Key("seq_lens").BeginArray();
     for (const uint64_t seq_len : seq.seq_lens) json.Count(seq_len);
     json.EndArray().Key("pages").Count(seq.pages).Key("pages_shared").Count(seq.pages_shared);
@@ -58,10 +59,11 @@ std::string StatJson(const Stats& stats) {
 }
 
 void PrintTable(const Stats& stats, std::ostream& out) {
-  Table table({"handle", "model", "seq_len", "expected", "pages", "shared", "bytes", "lease left"});
+  Table table({"handle", "model", "device", "seq_len", "expected", "pages", "shared", "bytes",
+               "lease left"});
   for (const client::SequenceInfo& seq : stats.sequences) {
-    table.Add({HandleText(seq.handle), Printable(seq.model), LengthText(seq.seq_lens),
-               absl::StrCat(seq.expected_tokens), absl::StrCat(seq.pages),
+    table.Add({HandleText(seq.handle), Printable(seq.model), absl::StrCat(seq.handle.home),
+               LengthText(seq.seq_lens), absl::StrCat(seq.expected_tokens), absl::StrCat(seq.pages),
                absl::StrCat(seq.pages_shared), HumanBytes(static_cast<double>(seq.bytes)),
                absl::StrCat(Fixed(static_cast<double>(seq.ttl_left_ms) / 1e3, 1), " of ",
                             Fixed(static_cast<double>(seq.ttl_ms) / 1e3, 1), " s")});

@@ -129,6 +129,21 @@ void PrintModels(const Tree& status, std::ostream& out) {
   }
 }
 
+// Nothing where there is only one.
+void PrintDevices(const Tree& status, std::ostream& out) {
+  const Tree* const devices = status.Find("devices");
+  if (devices == nullptr || devices->children.size() < 2) return;
+  Table table({"device", "sequences", "items", "launches", "pages used", "of", "used"});
+  for (const Tree& device : devices->children) {
+    const double share = NumberOf(device.Find("pages_used")) / NumberOf(device.Find("pages_total"));
+    table.Add({TextAt(device, "name"), TextAt(device, "seqs"), TextAt(device, "queue_items"),
+               TextAt(device, "launches_inflight"), TextAt(device, "pages_used"),
+               TextAt(device, "pages_total"), ValueText(Form::kRatio, share)});
+  }
+  table.Print(out);
+  out << '\n';
+}
+
 void PrintStatus(const Tree& status, std::ostream& out) {
   const Tree* const device = status.Find("device");
   out << "fp8kvd " << TextAt(status, "version") << ", " << TextAt(status, "state") << ", on "
@@ -148,6 +163,7 @@ void PrintStatus(const Tree& status, std::ostream& out) {
   }
   table.Print(out);
   out << '\n';
+  PrintDevices(status, out);
   PrintModels(status, out);
 }
 

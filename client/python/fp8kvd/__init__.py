@@ -19,6 +19,7 @@ from fp8kvd.format import (
 )
 from fp8kvd.types import (
     DecodeReply,
+    DeviceInfo,
     Handle,
     ItemError,
     LiveLoad,
@@ -28,8 +29,9 @@ from fp8kvd.types import (
 )
 
 __all__ = [
-    "Accuracy", "BatchError", "Client", "DecodeReply", "DecodeStream", "Error", "Fp8KVCache",
-    "Fp8KvError", "Fp8Rows", "Handle", "ItemError", "LiveLoad", "Options", "PrecisionPlan",
-    "Sequence", "SequenceInfo", "SequencesLost", "ServerInfo", "Tls", "e4m3_values",
-    "fp8_kv_attention", "fp8_kv_error", "kv_cache_share", "measure_accuracy", "quantize_fp8_kv",
+    "Accuracy", "BatchError", "Client", "DecodeReply", "DecodeStream", "DeviceInfo", "Error",
+    "Fp8KVCache", "Fp8KvError", "Fp8Rows", "Handle", "ItemError", "LiveLoad", "Options",
+    "PrecisionPlan", "Sequence", "SequenceInfo", "SequencesLost", "ServerInfo", "Tls",
+    "e4m3_values", "fp8_kv_attention", "fp8_kv_error", "kv_cache_share", "measure_accuracy",
+    "quantize_fp8_kv",
 ]

@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 from fp8kvd import _shm, _tensors, _wire, accuracy, errors
 from fp8kvd._tensors import Rows, Tensor
 from fp8kvd.format import Fp8KvError
-from fp8kvd.types import (DecodeReply, Handle, ItemError, LayerGroup, Limits, LiveLoad, ModelInfo,
-                          OutType, PrecisionPlan, SequenceInfo, ServerInfo)
+from fp8kvd.types import (DecodeReply, DeviceInfo, Handle, ItemError, LayerGroup, Limits, LiveLoad,
+                          ModelInfo, OutType, PrecisionPlan, SequenceInfo, ServerInfo)
 from fp8kvd.v1 import kv_pb2
 
 _SERVICE = "/fp8kvd.v1.DecodeAttention/"
@@ -90,9 +90,12 @@ def server_info() -> Call[ServerInfo]:
         reply = kv_pb2.GetServerInfoResponse.FromString(raw)
         limits = {field.name: getattr(reply.limits, field.name)
                   for field in dataclasses.fields(Limits)}
+        devices = tuple(DeviceInfo(device.name, device.device_name, device.pages_total,
+                                   device.pages_used, device.pages_free)
+                        for device in reply.devices)
         return ServerInfo(reply.version, reply.incarnation, reply.device_kind, reply.device_name,
                           tuple(_model(model) for model in reply.models), Limits(**limits),
-                          reply.draining, reply.shm_socket, reply.host_id), ()
+                          reply.draining, reply.shm_socket, reply.host_id, devices), ()
 
     return Call("GetServerInfo", b"", read)
 

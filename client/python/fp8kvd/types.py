@@ -64,6 +64,17 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeviceInfo:
+    """One of the devices that sequences are spread over; pages are the caller's part of all."""
+
+    name: str  # "cuda:0"
+    device_name: str
+    pages_total: int
+    pages_used: int
+    pages_free: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ServerInfo:
     """The daemon itself."""
 
@@ -76,6 +87,7 @@ class ServerInfo:
     draining: bool
     shm_socket: str  # of the same-host transport; empty: it is off
     host_id: str  # the boot id of the daemon's host
+    devices: tuple[DeviceInfo, ...] = ()  # by Handle.home
 
     def model(self, name: str = "") -> ModelInfo:
         """The model of that name; without a name the only one. KeyError names those there are."""

@@ -1,7 +1,6 @@
-// Counters of several devices as those of one.
-#include <algorithm>
+#include "server/engine/stats.h"
 
-#include "server/engine/fleet.h"
+#include <algorithm>
 
 namespace fp8kvd::engine {
 namespace {
