@@ -59,11 +59,10 @@ Housekeeping::Housekeeping(const translate::Catalog& catalog, std::vector<std::s
       progress_(catalog.devices.size()) {}
 
 ops::Totals Housekeeping::TotalsNow() const {
-  std::vector<engine::EngineStats> devices = stats_();
-  return {.time_ms = UnixMs(),
-          .engine = engine::SumOf(devices),
-          .calls = metrics_->Calls(),
-          .devices = std::move(devices)};
+  ops::Totals totals{
+      .time_ms = UnixMs(), .engine = {}, .calls = metrics_->Calls(), .devices = stats_()};
+  totals.engine = engine::SumOf(totals.devices);
+  return totals;
 }
 
 void Housekeeping::Look() {

@@ -17,7 +17,8 @@ constexpr int32_t kSettleTurnsMax = 100'000;
 
 }  // namespace
 
-void World::Flight::Sign(cache::TenantId tenant, engine::TimeUs arrived, engine::TimeUs deadline) {
+void World::Flight::Sign(cache::TenantId tenant, engine::TimeUs arrived,
+                         engine::TimeUs deadline) const {
   const engine::Sender sender{.tenant = tenant, .arrived = arrived, .deadline = deadline};
   if (decode) {
     decode->facts = sender;
@@ -30,12 +31,12 @@ void World::Flight::Sign(cache::TenantId tenant, engine::TimeUs arrived, engine:
   request.deadline = deadline;
 }
 
-absl::Status World::Flight::Submit() {
+absl::Status World::Flight::Submit() const {
   if (decode) return decode->Submit();
   return append ? append->Submit() : control->Submit();
 }
 
-void World::Flight::Cancel() {
+void World::Flight::Cancel() const {
   if (decode) {
     decode->Cancel();
   } else if (append) {

@@ -56,9 +56,9 @@ class World {
     std::string what;
 
     // Who sends it, when, and until when it may wait.
-    void Sign(cache::TenantId tenant, engine::TimeUs arrived, engine::TimeUs deadline);
-    absl::Status Submit();
-    void Cancel();
+    void Sign(cache::TenantId tenant, engine::TimeUs arrived, engine::TimeUs deadline) const;
+    absl::Status Submit() const;
+    void Cancel() const;
     absl::Status status() const;  // once done
     int32_t retry_after_ms() const;
     bool done() const { return times_done() > 0; }

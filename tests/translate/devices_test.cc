@@ -59,7 +59,7 @@ struct Loaded {
       message.Load(i, reinterpret_cast<uint8_t*>(slots.back().data()));
     }
   }
-  engine::DecodeRequest& request(size_t part) { return message.parts()[part]->request; }
+  engine::DecodeRequest& request(size_t part) const { return message.parts()[part]->request; }
 
   const std::string bytes;
   Catalog catalog = SmallCatalog();
