@@ -45,19 +45,25 @@ void AppendModels(const StatusFacts& facts, const engine::EngineStats& stats, st
   absl::StrAppend(json, "]");
 }
 
+// Those of all pools together.
+void AppendPages(const std::vector<engine::PoolStats>& pools, std::string* json) {
+  int64_t used = 0;
+  int64_t total = 0;
+  for (const engine::PoolStats& pool : pools) {
+    used += pool.pages_used;
+    total += pool.pages_total;
+  }
+  absl::StrAppend(json, "\"pages_used\":", used, ",\"pages_total\":", total);
+}
+
 void AppendTenants(const StatusFacts& facts, const engine::EngineStats& stats, std::string* json) {
   absl::StrAppend(json, "\"tenants\":[");
   for (size_t i = 0; i < facts.tenants.size() && i < stats.tenants.size(); ++i) {
     const engine::TenantStats& tenant = stats.tenants[i];
-    int64_t used = 0;
-    int64_t total = 0;
-    for (const engine::PoolStats& pool : tenant.pools) {
-      used += pool.pages_used;
-      total += pool.pages_total;
-    }
     absl::StrAppend(json, i == 0 ? "" : ",", "{\"name\":", Quoted(facts.tenants[i]),
-                    ",\"seqs\":", tenant.seqs, ",\"queue_items\":", tenant.queue_items,
-                    ",\"pages_used\":", used, ",\"pages_total\":", total, "}");
+                    ",\"seqs\":", tenant.seqs, ",\"queue_items\":", tenant.queue_items, ",");
+    AppendPages(tenant.pools, json);
+    absl::StrAppend(json, "}");
   }
   absl::StrAppend(json, "]");
 }
@@ -67,17 +73,12 @@ void AppendDevices(const StatusFacts& facts, const std::vector<engine::EngineSta
   absl::StrAppend(json, "\"devices\":[");
   for (size_t i = 0; i < facts.devices.size() && i < devices.size(); ++i) {
     const engine::EngineStats& device = devices[i];
-    int64_t used = 0;
-    int64_t total = 0;
-    for (const engine::PoolStats& pool : device.pools) {
-      used += pool.pages_used;
-      total += pool.pages_total;
-    }
     absl::StrAppend(json, i == 0 ? "" : ",", "{\"name\":", Quoted(facts.devices[i]),
                     ",\"seqs\":", device.seqs, ",\"queue_items\":", device.queue_items,
                     ",\"launches_inflight\":", device.launches_inflight,
-                    ",\"rows_total\":", device.rows_total, ",\"pages_used\":", used,
-                    ",\"pages_total\":", total, "}");
+                    ",\"rows_total\":", device.rows_total, ",");
+    AppendPages(device.pools, json);
+    absl::StrAppend(json, "}");
   }
   absl::StrAppend(json, "]");
 }
