@@ -25,13 +25,6 @@ struct Load {
   int64_t steps = 50;
 };
 
-std::shared_ptr<grpc::Channel> Dial(const std::string& target) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
-}
-
 // seq_len tokens in every layer; forks of it share them.
 v1::Handle MakePrompt(const Target& target, const Load& load, int layers) {
   const v1::Handle handle = Create(target.stub.get(), 1)[0];

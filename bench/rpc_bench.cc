@@ -283,10 +283,7 @@ class Bench {
 };
 
 Target Connect(const char* name, const std::string& address) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  auto channel = Dial(address);
   return {name, channel, v1::DecodeAttention::NewStub(channel)};
 }
 

@@ -29,6 +29,14 @@ struct Target {
   std::unique_ptr<v1::DecodeAttention::Stub> stub;  // of the daemon: both get its handles
 };
 
+// A connection of its own, without a bound on replies.
+inline std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
 inline grpc::ByteBuffer ToBytes(const google::protobuf::Message& message) {
   const grpc::Slice slice(message.SerializeAsString());
   return grpc::ByteBuffer(&slice, 1);
