@@ -113,7 +113,7 @@ absl::Status CudaBackend::Init() {
   if (options_.device < 0 || options_.device >= count) {
     return absl::InvalidArgumentError("CUDA device " + std::to_string(options_.device) +
                                       " asked for, 0 to " + std::to_string(count - 1) +
-                                      " are here; set device_index to one of them");
+                                      " are here; name one of them in devices");
   }
   absl::Status status = BindThread();
   if (!status.ok()) return status;
