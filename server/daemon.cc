@@ -226,7 +226,7 @@ absl::Status Start(Parts* parts) {
   if (!engines.ok()) return engines.status();
   parts->engines = *std::move(engines);
   if (parts->snapshots != nullptr) {
-    absl::Status status = parts->snapshots->Restore(&parts->engines->fleet().Of(0));
+    absl::Status status = parts->snapshots->Restore(&parts->engines->fleet());
     if (!status.ok()) return status;
   }
   parts->catalog = MakeCatalog(parts->loaded, *parts->engines);
@@ -314,7 +314,7 @@ void KeepSequences(Parts* parts) {
   if (parts->rpc == nullptr) {
     parts->snapshots->GiveBack();
   } else if (!parts->engines->failed()) {
-    parts->snapshots->Save(&parts->engines->fleet().Of(0));
+    parts->snapshots->Save(&parts->engines->fleet());
   }
 }
 
@@ -419,7 +419,7 @@ int RunDaemon(config::Loaded loaded, const LoadConfig& load_again) {
   const int64_t allowed_us =
       (parts.loaded.options.drain.snapshot_ms_max + kLastWritesMs) * int64_t{1000};
   notifier.Tell(absl::StrCat("EXTEND_TIMEOUT_USEC=", allowed_us), "saves its sequences");
-  return parts.snapshots->Save(&parts.engines->fleet().Of(0)) ? kExitDrained : kExitNotSaved;
+  return parts.snapshots->Save(&parts.engines->fleet()) ? kExitDrained : kExitNotSaved;
 }
 
 }  // namespace fp8kvd

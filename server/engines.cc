@@ -41,12 +41,6 @@ absl::StatusOr<std::unique_ptr<Engines>> Engines::Make(config::Loaded* loaded,
                    device.name, first);
     }
   }
-  if (self->devices_.all.size() > 1 && !loaded->options.drain.snapshot_dir.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "snapshot_dir is set and there are ", self->devices_.all.size(),
-        " devices, a snapshot holds the sequences of one; name one in devices, or leave "
-        "snapshot_dir empty"));
-  }
   absl::Status status = config::DropForeignCalibration(kVersion, first, loaded);
   if (!status.ok()) return status;
   for (const std::string& warning : loaded->warnings) spdlog::warn("{}", warning);

@@ -5,6 +5,7 @@
 
 #include "spdlog/spdlog.h"
 
+#include "server/engine/snapshot.h"
 #include "server/unix_ms.h"
 #include "server/version.h"
 
@@ -31,8 +32,8 @@ absl::StatusOr<std::unique_ptr<SnapshotKeeper>> SnapshotKeeper::Open(
   return std::unique_ptr<SnapshotKeeper>(new SnapshotKeeper(options, clock, *std::move(folder)));
 }
 
-absl::Status SnapshotKeeper::Restore(engine::Engine* engine) {
-  if (absl::Status status = engine->PrepareSnapshots(); !status.ok()) return status;
+absl::Status SnapshotKeeper::Restore(engine::Fleet* fleet) {
+  if (absl::Status status = engine::PrepareSnapshots(fleet); !status.ok()) return status;
   const int64_t begun_us = clock_.NowUs();
   absl::StatusOr<std::unique_ptr<engine::SnapshotSource>> source = folder_->Take();
   if (!source.ok()) {
@@ -44,17 +45,17 @@ absl::Status SnapshotKeeper::Restore(engine::Engine* engine) {
     return absl::OkStatus();
   }
   engine::SnapshotInfo info;
-  const absl::Status restored = engine->Restore(source->get(), &info);
+  const absl::Status restored = engine::RestoreSnapshot(fleet, source->get(), &info);
+  has_taken_ = restored.ok() || fleet->stats().failed;
+  if (!restored.ok() && has_taken_) return restored;
   if (!restored.ok()) {
     Refuse(restored);
     return absl::OkStatus();
   }
-  has_taken_ = true;
   const int64_t took_us = clock_.NowUs() - begun_us;
   spdlog::info(
       "restored {} sequences, {} pages ({:.1f} MiB) in {} ms, which fp8kvd {} saved {} s ago; "
-      "their "
-      "leases start now",
+      "their leases start now",
       info.seqs, info.pages, static_cast<double>(info.bytes) / (1 << 20), took_us / 1000,
       info.version, (UnixMs() - info.unix_ms) / 1000);
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -85,17 +86,17 @@ void SnapshotKeeper::GiveBack() {
   if (std::exchange(has_taken_, false)) WarnOf(folder_->GiveBack());
 }
 
-bool SnapshotKeeper::Save(engine::Engine* engine) {
+bool SnapshotKeeper::Save(engine::Fleet* fleet) {
   Served();
-  if (engine->stats().seqs == 0) {
+  if (fleet->stats().seqs == 0) {
     spdlog::info("no sequences to save");
     return true;
   }
   engine::SnapshotInfo info{.version = kVersion, .unix_ms = UnixMs()};
   const int64_t begun_us = clock_.NowUs();
-  const absl::Status saved =
-      folder_->Save(clock_, options_.snapshot_ms_max,
-                    [&](engine::SnapshotSink* sink) { return engine->Save(sink, &info); });
+  const absl::Status saved = folder_->Save(
+      clock_, options_.snapshot_ms_max,
+      [&](engine::SnapshotSink* sink) { return engine::SaveSnapshot(fleet, sink, &info); });
   const int64_t took_us = clock_.NowUs() - begun_us;
   if (!saved.ok()) {
     spdlog::error("the sequences are not saved, their handles will be NOT_FOUND: {}", Text(saved));

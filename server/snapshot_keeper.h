@@ -18,7 +18,7 @@
 
 #include "config/options.h"
 #include "server/engine/clock.h"
-#include "server/engine/engine.h"
+#include "server/engine/fleet.h"
 #include "server/ops/metrics.h"
 #include "server/snapshot_folder.h"
 
@@ -31,12 +31,12 @@ class SnapshotKeeper {
                                                               const engine::Clock* clock);
 
   // What another run left, if it did. A snapshot that is refused costs its sequences and no more;
-  // an error is the engine's.
-  absl::Status Restore(engine::Engine* engine);
+  // an error is a device's: the start ends, and GiveBack leaves the snapshot to the next.
+  absl::Status Restore(engine::Fleet* fleet);
   void Served();
   void GiveBack();
   // False: there were sequences, and they are lost.
-  bool Save(engine::Engine* engine);
+  bool Save(engine::Fleet* fleet);
 
   ops::SnapshotStats stats() const;
 

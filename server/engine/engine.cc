@@ -407,11 +407,14 @@ const std::vector<ModelSetup>& Engine::models() const { return parts_->setup().m
 const config::CacheOptions& Engine::cache_options() const { return parts_->setup().cache_options; }
 uint64_t Engine::incarnation() const { return parts_->incarnation(); }
 absl::Status Engine::PrepareSnapshots() { return parts_->PrepareSnapshots(); }
-absl::Status Engine::Restore(SnapshotSource* source, SnapshotInfo* info) {
-  return parts_->Restore(source, info);
+const SnapshotParts& Engine::snapshots() const { return parts_->snapshots(); }
+absl::StatusOr<SnapshotPart> Engine::TakePart() const { return parts_->TakePart(); }
+absl::StatusOr<std::unique_ptr<cache::SeqStore>> Engine::LoadPart(const SnapshotHead& head,
+                                                                  SnapshotReader* reader) {
+  return parts_->LoadPart(head, reader);
 }
-absl::Status Engine::Save(SnapshotSink* sink, SnapshotInfo* info) {
-  return parts_->Save(sink, info);
+absl::Status Engine::Adopt(std::unique_ptr<cache::SeqStore> store) {
+  return parts_->Adopt(std::move(store));
 }
 
 int32_t Engine::AppendSliceTokens(int32_t model, int32_t layer, int32_t layers_count) const {

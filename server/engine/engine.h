@@ -26,7 +26,7 @@
 #include "server/engine/clock.h"
 #include "server/engine/messages.h"
 #include "server/engine/model_setup.h"
-#include "server/engine/snapshot.h"
+#include "server/engine/snapshot_part.h"
 #include "server/engine/staging.h"
 #include "server/engine/stats.h"
 
@@ -76,14 +76,18 @@ class Engine {
   // From any thread: refuse new work with UNAVAILABLE, finish what was taken, then Run returns.
   void Drain();
 
-  // Sequences that outlive the run (snapshot.h). All three on one thread, with no turn beside them.
-  // Before the rest: takes some kilobytes of the device, so before the daemon is ready.
-  absl::Status PrepareSnapshots();
-  // Before the first Submit: takes over another run's sequences and its incarnation. After an error
-  // the engine is as it was, with none; a device fault is what it always is.
-  absl::Status Restore(SnapshotSource* source, SnapshotInfo* info);
+  // This device's part of a snapshot, for snapshot.h alone: all on one thread, with no turn beside
+  // them.
+  absl::Status PrepareSnapshots();         // first, and before the daemon is ready
+  const SnapshotParts& snapshots() const;  // from then on
   // After Run has returned OK. FAILED_PRECONDITION: it has not, or the device failed.
-  absl::Status Save(SnapshotSink* sink, SnapshotInfo* info);
+  absl::StatusOr<SnapshotPart> TakePart() const;
+  // Before the first Submit: another run's sequences as a store, and then taken over, with their
+  // incarnation. After an error of the device the engine has failed; after any other it is as it
+  // was, with none.
+  absl::StatusOr<std::unique_ptr<cache::SeqStore>> LoadPart(const SnapshotHead& head,
+                                                            SnapshotReader* reader);
+  absl::Status Adopt(std::unique_ptr<cache::SeqStore> store);
 
   // The slice_tokens of an AppendRequest for these layers: see append_step.h.
   int32_t AppendSliceTokens(int32_t model, int32_t layer, int32_t layers_count) const;

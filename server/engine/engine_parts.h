@@ -28,7 +28,7 @@
 #include "server/engine/intake.h"
 #include "server/engine/launches.h"
 #include "server/engine/page_map.h"
-#include "server/engine/snapshot.h"
+#include "server/engine/snapshot_part.h"
 #include "server/engine/turn.h"
 
 namespace fp8kvd::engine {
@@ -61,8 +61,14 @@ class Engine::Parts {
   void NoteReply(const DecodeRequest& request);
   EngineStats stats() const;
   absl::Status PrepareSnapshots();
-  absl::Status Restore(SnapshotSource* source, SnapshotInfo* info);
-  absl::Status Save(SnapshotSink* sink, SnapshotInfo* info);
+  const SnapshotParts& snapshots() const {
+    FP8KVD_CHECK(snapshots_ != nullptr);
+    return *snapshots_;
+  }
+  absl::StatusOr<SnapshotPart> TakePart() const;
+  absl::StatusOr<std::unique_ptr<cache::SeqStore>> LoadPart(const SnapshotHead& head,
+                                                            SnapshotReader* reader);
+  absl::Status Adopt(std::unique_ptr<cache::SeqStore> store);
   uint64_t incarnation() const { return store_->options().incarnation; }
   Staging& staging() { return *staging_; }
   const Setup& setup() const { return setup_; }
@@ -98,6 +104,7 @@ class Engine::Parts {
   bool ExpireLeases(TimeUs now);
   void CloseIfDrained(TimeUs now);
   void Fail(const absl::Status& fault);
+  void FailAtStart(const absl::Status& fault);
   bool is_idle() const { return batcher_.empty() && launches_.empty(); }
 
   const Setup setup_;
@@ -117,8 +124,8 @@ class Engine::Parts {
   FreedPages freed_;
   Batcher batcher_;
   Launches launches_;
-  EngineStats stats_;                     // Answers publishes it
-  std::unique_ptr<Snapshots> snapshots_;  // null: none are made or read
+  EngineStats stats_;                         // Answers publishes it
+  std::unique_ptr<SnapshotParts> snapshots_;  // null: none are made or read
   std::unique_ptr<cache::SeqStore> store_;
   std::unique_ptr<AppendRows> append_rows_;
   std::unique_ptr<DecodeStep> decode_step_;

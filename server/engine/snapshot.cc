@@ -1,28 +1,15 @@
 #include "server/engine/snapshot.h"
 
-#include <algorithm>
+#include <memory>
 #include <utility>
+#include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "server/engine/snapshot_facts.h"
 
 namespace fp8kvd::engine {
 namespace {
-
-// Where each of the saved names stands here; -1: nowhere.
-template <typename Names, typename NameOf>
-std::vector<int32_t> PlacesOf(const std::vector<std::string>& saved, const Names& here,
-                              NameOf name_of) {
-  std::vector<int32_t> places;
-  for (const std::string& name : saved) {
-    const auto at = std::find_if(here.begin(), here.end(),
-                                 [&](const auto& thing) { return name_of(thing) == name; });
-    places.push_back(at == here.end() ? -1 : static_cast<int32_t>(at - here.begin()));
-  }
-  return places;
-}
 
 SnapshotInfo InfoOf(const SnapshotHead& head) {
   return {.version = head.version,
@@ -32,175 +19,94 @@ SnapshotInfo InfoOf(const SnapshotHead& head) {
           .bytes = head.bytes};
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Snapshots>> Snapshots::Make(const Setup& setup) {
-  absl::StatusOr<std::vector<SnapshotFact>> facts =
-      MakeFacts(setup.models, setup.cache_options, &setup.backend);
-  if (!facts.ok()) return facts.status();
-  return std::unique_ptr<Snapshots>(new Snapshots(setup, *std::move(facts)));
-}
-
-std::vector<Snapshots::Run> Snapshots::RunsOf(int32_t model, int32_t group,
-                                              const std::vector<cache::PageId>& page_ids) const {
-  const int64_t page_bytes = setup_.pages.page_stride(model, group);
-  std::vector<Run> runs;
-  for (const cache::PageId page_id : page_ids) {
-    uint8_t* const at = setup_.pages.Page(model, group, page_id);
-    if (runs.empty() || runs.back().at + runs.back().bytes != at) runs.push_back({.at = at});
-    runs.back().bytes += page_bytes;
-  }
-  return runs;
-}
-
-absl::Status Snapshots::SavePool(const std::vector<Run>& runs, absl::Span<uint8_t> buffer,
-                                 SnapshotWriter* writer) const {
-  size_t filled = 0;
-  for (Run run : runs) {
-    while (run.bytes > 0) {
-      const auto part = buffer.subspan(filled, static_cast<size_t>(run.bytes));
-      if (absl::Status status = setup_.backend.Read(run.at, part); !status.ok()) return status;
-      run.at += part.size();
-      run.bytes -= static_cast<int64_t>(part.size());
-      filled += part.size();
-      if (filled < buffer.size()) break;
-      if (absl::Status status = writer->Pages(buffer); !status.ok()) return status;
-      filled = 0;
+// Those of the first device as they are, in a snapshot of one device there are no others.
+std::vector<SnapshotFact> FactsOf(const Fleet& fleet) {
+  std::vector<SnapshotFact> facts = fleet.Of(0).snapshots().facts();
+  for (int32_t device = 1; device < fleet.devices(); ++device) {
+    for (const SnapshotFact& fact : fleet.Of(device).snapshots().facts()) {
+      facts.push_back(
+          {.name = absl::StrCat("on device ", device, ", ", fact.name), .value = fact.value});
     }
   }
-  return filled == 0 ? absl::OkStatus() : writer->Pages(buffer.subspan(0, filled));
+  return facts;
 }
 
-absl::Status Snapshots::LoadPool(Run run, absl::Span<uint8_t> buffer,
-                                 SnapshotReader* reader) const {
-  while (run.bytes > 0) {
-    const auto part = buffer.subspan(0, static_cast<size_t>(run.bytes));
-    absl::Status status = reader->Pages(part);
-    if (status.ok()) status = setup_.backend.Write(run.at, part);
-    if (!status.ok()) return status;
-    run.at += part.size();
-    run.bytes -= static_cast<int64_t>(part.size());
+absl::Status CheckHead(const SnapshotHead& head, const Fleet& fleet) {
+  if (head.devices != static_cast<uint32_t>(fleet.devices())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("it is of ", head.devices, " devices, here are ", fleet.devices(),
+                     "; start with as many as wrote it (devices), sequences stay on theirs"));
+  }
+  return CompareFacts(head.facts, FactsOf(fleet));
+}
+
+// What the parts must be together: of one run, and no more than all devices may have.
+absl::Status CheckParts(const std::vector<std::unique_ptr<cache::SeqStore>>& stores,
+                        int64_t seqs_max) {
+  int64_t seqs = 0;
+  for (const auto& store : stores) {
+    seqs += store->seqs_used();
+    if (store->options().incarnation == stores.front()->options().incarnation) continue;
+    return absl::InvalidArgumentError("it contradicts itself: its devices are of several runs");
+  }
+  if (seqs <= seqs_max) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("seqs_max is ", seqs_max, ", ", seqs, " sequences are in it"));
+}
+
+}  // namespace
+
+absl::Status PrepareSnapshots(Fleet* fleet) {
+  for (int32_t device = 0; device < fleet->devices(); ++device) {
+    if (absl::Status status = fleet->Of(device).PrepareSnapshots(); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-absl::Status Snapshots::Save(const cache::SeqStore& store, SnapshotSink* sink,
-                             SnapshotInfo* info) const {
-  const cache::StoreImage image = store.Image();
+absl::Status SaveSnapshot(Fleet* fleet, SnapshotSink* sink, SnapshotInfo* info) {
   SnapshotHead head{.version = info->version,
                     .unix_ms = info->unix_ms,
-                    .seqs = static_cast<int64_t>(image.seqs.size()),
-                    .facts = facts_,
+                    .facts = FactsOf(*fleet),
                     .models = {},
-                    .tenants = {}};
-  for (const ModelSetup& model : setup_.models) head.models.push_back(model.geometry.name);
-  for (const config::TenantOptions& tenant : setup_.tenants) head.tenants.push_back(tenant.name);
-  std::vector<std::vector<Run>> pools;
-  for (size_t m = 0; m < image.pages.size(); ++m) {
-    for (size_t g = 0; g < image.pages[m].size(); ++g) {
-      pools.push_back(RunsOf(static_cast<int32_t>(m), static_cast<int32_t>(g), image.pages[m][g]));
-      head.pages += static_cast<int64_t>(image.pages[m][g].size());
-      for (const Run& run : pools.back()) head.bytes += run.bytes;
-    }
+                    .tenants = {},
+                    .devices = static_cast<uint32_t>(fleet->devices())};
+  fleet->Of(0).snapshots().NameAll(&head);
+  std::vector<SnapshotPart> parts;
+  for (int32_t device = 0; device < fleet->devices(); ++device) {
+    absl::StatusOr<SnapshotPart> part = fleet->Of(device).TakePart();
+    if (!part.ok()) return part.status();
+    head.seqs += static_cast<int64_t>(part->image.seqs.size());
+    head.pages += part->pages;
+    head.bytes += part->bytes;
+    parts.push_back(*std::move(part));
   }
   *info = InfoOf(head);
-  const absl::StatusOr<StagingSlot> slot = setup_.staging.Acquire(kFrameBytesMax);
-  if (!slot.ok()) return slot.status();
-  const absl::Cleanup give_back = [&] { setup_.staging.Release(*slot); };
-  const absl::Span<uint8_t> buffer(slot->bytes, static_cast<size_t>(kFrameBytesMax));
   SnapshotWriter writer(sink);
-  absl::Status status = writer.Begin(head, image);
-  for (const std::vector<Run>& runs : pools) {
-    if (status.ok()) status = SavePool(runs, buffer, &writer);
+  absl::Status status = writer.Begin(head);
+  for (int32_t device = 0; status.ok() && device < fleet->devices(); ++device) {
+    status = fleet->Of(device).snapshots().Save(parts[static_cast<size_t>(device)], &writer);
   }
   return status.ok() ? writer.End() : status;
 }
 
-// Models and tenants by what they are called, since their numbers may be others here.
-absl::Status Snapshots::TakeNames(const SnapshotHead& head,
-                                  const std::vector<std::vector<uint64_t>>& page_counts,
-                                  cache::StoreImage* image) const {
-  const std::vector<int32_t> models =
-      PlacesOf(head.models, setup_.models,
-               [](const ModelSetup& model) -> const std::string& { return model.geometry.name; });
-  const std::vector<int32_t> tenants = PlacesOf(
-      head.tenants, setup_.tenants,
-      [](const config::TenantOptions& tenant) -> const std::string& { return tenant.name; });
-  if (page_counts.size() != models.size()) {
-    return absl::InvalidArgumentError("it contradicts itself: pages are of other models");
-  }
-  for (const ModelSetup& model : setup_.models) image->pages.emplace_back(model.group_pages.size());
-  for (size_t m = 0; m < models.size(); ++m) {
-    const int32_t here = models[m];
-    if (here < 0 || page_counts[m].size() != setup_.models[here].group_pages.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("it contradicts itself: pages of model ", head.models[m]));
-    }
-    for (size_t g = 0; g < page_counts[m].size(); ++g) {
-      const int64_t room = setup_.models[here].group_pages[g];
-      if (page_counts[m][g] > static_cast<uint64_t>(room)) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "model ", head.models[m], ", layer group ", g, ": ", page_counts[m][g],
-            " pages are in it, the pool has ", room, "; start with pools as large as before"));
-      }
-      image->pages[here][g].resize(page_counts[m][g]);
-    }
-  }
-  for (cache::StoreImage::Seq& seq : image->seqs) {
-    const auto tenant = static_cast<size_t>(seq.tenant);
-    if (seq.model < 0 || static_cast<size_t>(seq.model) >= models.size() ||
-        tenant >= tenants.size()) {
-      return absl::InvalidArgumentError("it contradicts itself: a sequence of an unknown model");
-    }
-    seq.model = models[static_cast<size_t>(seq.model)];
-    if (tenants[tenant] < 0) {
-      return absl::FailedPreconditionError(absl::StrCat("tenant ", head.tenants[tenant],
-                                                        " has sequences in it and is unknown here; "
-                                                        "start with that tenant"));
-    }
-    seq.tenant = static_cast<cache::TenantId>(tenants[tenant]);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<cache::SeqStore>> Snapshots::Load(cache::StoreOptions options,
-                                                                 int64_t now_ms,
-                                                                 SnapshotSource* source,
-                                                                 SnapshotInfo* info) const {
+absl::Status RestoreSnapshot(Fleet* fleet, SnapshotSource* source, SnapshotInfo* info) {
   SnapshotReader reader(source);
   const absl::StatusOr<SnapshotHead> head = reader.Begin();
   if (!head.ok()) return head.status();
   *info = InfoOf(*head);
-  absl::Status status = CompareFacts(head->facts, facts_);
-  if (!status.ok()) return status;
-  std::vector<std::vector<uint64_t>> page_counts;
-  absl::StatusOr<cache::StoreImage> image = reader.Store(&page_counts);
-  if (!image.ok()) return image.status();
-  status = TakeNames(*head, page_counts, &*image);
-  if (!status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<cache::SeqStore>> store =
-      cache::SeqStore::Restore(std::move(options), *image, now_ms);
-  if (!store.ok()) return store.status();
-
-  const absl::StatusOr<StagingSlot> slot = setup_.staging.Acquire(kFrameBytesMax);
-  if (!slot.ok()) return slot.status();
-  const absl::Cleanup give_back = [&] { setup_.staging.Release(*slot); };
-  const absl::Span<uint8_t> buffer(slot->bytes, static_cast<size_t>(kFrameBytesMax));
-  for (const std::string& name : head->models) {  // in the order of Save
-    int32_t model = 0;
-    while (setup_.models[model].geometry.name != name) ++model;
-    for (size_t g = 0; g < image->pages[model].size(); ++g) {
-      const auto group = static_cast<int32_t>(g);
-      const auto pages = static_cast<int64_t>(image->pages[model][g].size());
-      status = LoadPool({.at = setup_.pages.Page(model, group, cache::PageId{0}),
-                         .bytes = pages * setup_.pages.page_stride(model, group)},
-                        buffer, &reader);
-      if (!status.ok()) return status;
-    }
+  if (absl::Status status = CheckHead(*head, *fleet); !status.ok()) return status;
+  std::vector<std::unique_ptr<cache::SeqStore>> stores;
+  for (int32_t device = 0; device < fleet->devices(); ++device) {
+    auto store = fleet->Of(device).LoadPart(*head, &reader);
+    if (!store.ok()) return store.status();
+    stores.push_back(*std::move(store));
   }
-  status = reader.End();
-  if (!status.ok()) return status;
-  return store;
+  absl::Status status = reader.End();
+  if (status.ok()) status = CheckParts(stores, fleet->Of(0).cache_options().seqs_max);
+  for (int32_t device = 0; status.ok() && device < fleet->devices(); ++device) {
+    status = fleet->Of(device).Adopt(std::move(stores[static_cast<size_t>(device)]));
+  }
+  return status;
 }
 
 }  // namespace fp8kvd::engine

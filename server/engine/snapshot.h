@@ -1,34 +1,26 @@
-// server/engine/snapshot.h: what the sequences of one run are, written for the next run and read by
-// it: the store (cache/store_image.h), and the bytes of every page in use once, also where forks
-// share it. Bytes are those of the device's own layout, so they restore bit for bit.
+// server/engine/snapshot.h: what the sequences of one run are, on all its devices, written for the
+// next run and read by it: a part for each device (snapshot_part.h), restored to the device of the
+// same number, which handles name.
 //
-// Promises: Load gives a whole store whose pages are in place, or an error; then nothing has
-//   changed but the bytes of pages that are free.
+// Promises: Restore takes over every part or none. So a snapshot of another number of devices is
+//   refused: what stands on one device names pages, forks and handles of that device alone.
 // Does not manage: files, renames, deadlines (a SnapshotSink or Source of the daemon's); when it is
 //   right to save: after a drain, never after a device fault (engine.h).
-// Threads: with the store's one caller. Cost: pages pass through one staging slot; beside it Save
-//   and Load take the memory of the store's numbers twice.
+// Threads: one, with no engine's turn beside it. Cost: as its parts; Save and Restore hold the
+//   numbers of all devices.
 // Errors: of the sink or source; DATA_LOSS and FAILED_PRECONDITION as snapshot_format.h; the latter
-//   also where models, tenants or room differ, and says which; INVALID_ARGUMENT: what it says
-//   contradicts itself; the backend's.
+//   also where devices, models, tenants or room differ, and says which; INVALID_ARGUMENT: what it
+//   says contradicts itself. Where a device fails its engine has failed, too (EngineStats::failed):
+//   the snapshot may be as good as ever.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 
-#include "cache/seq_store.h"
-#include "config/options.h"
-#include "kernels/backend.h"
-#include "server/engine/model_setup.h"
-#include "server/engine/page_map.h"
+#include "server/engine/fleet.h"
 #include "server/engine/snapshot_format.h"
-#include "server/engine/staging.h"
 
 namespace fp8kvd::engine {
 
@@ -41,48 +33,15 @@ struct SnapshotInfo {
   int64_t bytes = 0;  // of pages
 };
 
-class Snapshots {
- public:
-  struct Setup {
-    const std::vector<ModelSetup>& models;
-    const config::CacheOptions& cache_options;
-    const std::vector<config::TenantOptions>& tenants;
-    kernels::Backend& backend;
-    const PageMap& pages;
-    Staging& staging;
-  };
+// Before the rest: takes some kilobytes of each device, so before the daemon is ready.
+absl::Status PrepareSnapshots(Fleet* fleet);
 
-  // Before the daemon is ready: snapshot_facts.h takes memory. All outlive it.
-  static absl::StatusOr<std::unique_ptr<Snapshots>> Make(const Setup& setup);
+// After every engine's Run has returned OK. version and unix_ms of info are given, the rest is
+// filled in.
+absl::Status SaveSnapshot(Fleet* fleet, SnapshotSink* sink, SnapshotInfo* info);
 
-  // version and unix_ms of info are given, the rest is filled in.
-  absl::Status Save(const cache::SeqStore& store, SnapshotSink* sink, SnapshotInfo* info) const;
-
-  // options: of a new store; leases start at now_ms.
-  absl::StatusOr<std::unique_ptr<cache::SeqStore>> Load(cache::StoreOptions options, int64_t now_ms,
-                                                        SnapshotSource* source,
-                                                        SnapshotInfo* info) const;
-
- private:
-  // Bytes of a device's pool that follow each other.
-  struct Run {
-    uint8_t* at = nullptr;
-    int64_t bytes = 0;
-  };
-
-  Snapshots(const Setup& setup, std::vector<SnapshotFact> facts)
-      : setup_(setup), facts_(std::move(facts)) {}
-  std::vector<Run> RunsOf(int32_t model, int32_t group,
-                          const std::vector<cache::PageId>& page_ids) const;
-  absl::Status SavePool(const std::vector<Run>& runs, absl::Span<uint8_t> buffer,
-                        SnapshotWriter* writer) const;
-  absl::Status LoadPool(Run run, absl::Span<uint8_t> buffer, SnapshotReader* reader) const;
-  absl::Status TakeNames(const SnapshotHead& head,
-                         const std::vector<std::vector<uint64_t>>& page_counts,
-                         cache::StoreImage* image) const;
-
-  const Setup setup_;
-  const std::vector<SnapshotFact> facts_;
-};
+// Before the first Submit: takes over another run's sequences and its incarnation. After an error
+// the engines are as they were, with none, or a device failed.
+absl::Status RestoreSnapshot(Fleet* fleet, SnapshotSource* source, SnapshotInfo* info);
 
 }  // namespace fp8kvd::engine

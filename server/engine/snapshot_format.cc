@@ -109,6 +109,10 @@ class Decoder {
   bool is_ok_ = true;
 };
 
+uint32_t FormatOf(const SnapshotHead& head) {
+  return head.devices == 1 ? kSnapshotFormatOfOne : kSnapshotFormatOfSeveral;
+}
+
 std::string Encode(const SnapshotHead& head) {
   Encoder out;
   out.AddText(head.version);
@@ -122,10 +126,11 @@ std::string Encode(const SnapshotHead& head) {
     out.AddCount(names->size());
     for (const std::string& name : *names) out.AddText(name);
   }
+  if (FormatOf(head) == kSnapshotFormatOfSeveral) out.Add(head.devices);
   return out.Take();
 }
 
-bool Decode(const std::string& text, SnapshotHead* head) {
+bool Decode(const std::string& text, uint32_t format, SnapshotHead* head) {
   Decoder in(text);
   head->version = in.Text();
   for (int64_t* number : {&head->unix_ms, &head->seqs, &head->pages, &head->bytes}) {
@@ -140,6 +145,7 @@ bool Decode(const std::string& text, SnapshotHead* head) {
     names->resize(in.Count(4));
     for (std::string& name : *names) name = in.Text();
   }
+  head->devices = format == kSnapshotFormatOfOne ? 1 : in.Next<uint32_t>();
   return in.is_whole();
 }
 
@@ -259,15 +265,18 @@ absl::Status SnapshotWriter::Stream(FrameKind kind, const std::string& text) {
   return absl::OkStatus();
 }
 
-absl::Status SnapshotWriter::Begin(const SnapshotHead& head, const cache::StoreImage& image) {
+absl::Status SnapshotWriter::Begin(const SnapshotHead& head) {
   uint8_t preamble[kPreambleBytes] = {};
   std::memcpy(preamble, kMagic, sizeof(kMagic));
-  Put(kSnapshotFormat, preamble + sizeof(kMagic));
+  Put(FormatOf(head), preamble + sizeof(kMagic));
   check_ = XXH3_64bits(preamble, sizeof(preamble));
   absl::Status status = sink_->Write(preamble);
   if (status.ok()) status = Stream(FrameKind::kHead, Encode(head));
-  if (status.ok()) status = Stream(FrameKind::kStore, Encode(image));
   return status;
+}
+
+absl::Status SnapshotWriter::Store(const cache::StoreImage& image) {
+  return Stream(FrameKind::kStore, Encode(image));
 }
 
 absl::Status SnapshotWriter::Pages(absl::Span<const uint8_t> bytes) {
@@ -335,16 +344,16 @@ absl::StatusOr<SnapshotHead> SnapshotReader::Begin() {
     return absl::FailedPreconditionError("it is no snapshot of fp8kvd");
   }
   const auto format = Get<uint32_t>(preamble + sizeof(kMagic));
-  if (format != kSnapshotFormat) {
-    return absl::FailedPreconditionError(absl::StrCat("it has format ", format,
-                                                      ", this fp8kvd reads ", kSnapshotFormat,
-                                                      "; start the version that wrote it"));
+  if (format != kSnapshotFormatOfOne && format != kSnapshotFormatOfSeveral) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("it has format ", format, ", this fp8kvd reads ", kSnapshotFormatOfOne,
+                     " and ", kSnapshotFormatOfSeveral, "; start the version that wrote it"));
   }
   check_ = XXH3_64bits(preamble, sizeof(preamble));
   const absl::StatusOr<std::string> text = Stream(FrameKind::kHead);
   if (!text.ok()) return text.status();
   SnapshotHead head;
-  if (!Decode(*text, &head)) return Damaged("it cannot be read");
+  if (!Decode(*text, format, &head)) return Damaged("it cannot be read");
   return head;
 }
 

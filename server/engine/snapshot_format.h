@@ -1,11 +1,13 @@
 // server/engine/snapshot_format.h: a snapshot as a row of bytes, and its checks. What is in it and
-// whether it fits this daemon is snapshot.h's; files are the daemon's (server/snapshot_folder.h).
+// whether it fits this daemon is snapshot.h's and snapshot_part.h's; files are the daemon's
+// (server/snapshot_folder.h).
 //
 // Numbers are little-endian.
 //     preamble  8 bytes "FP8KVSNP", u32 format, u32 0
 //     frames    u32 kind, u32 bytes, u64 check, then so many bytes, kFrameBytesMax at most
-// in this order:
-//     1 head    who wrote it, and of what: SnapshotHead
+// in this order, store and pages once for each device:
+//     1 head    who wrote it, and of what: SnapshotHead. Format 1 is of one device and does not
+//               tell their number; older versions read it, too
 //     2 store   cache::StoreImage
 //     3 pages   each pool's pages, pool after pool, in the order of their numbers, in the layout of
 //               the device that had them. A frame is full unless it is its pool's last.
@@ -34,7 +36,8 @@
 
 namespace fp8kvd::engine {
 
-inline constexpr uint32_t kSnapshotFormat = 1;
+inline constexpr uint32_t kSnapshotFormatOfOne = 1;
+inline constexpr uint32_t kSnapshotFormatOfSeveral = 2;
 inline constexpr int64_t kFrameBytesMax = int64_t{512} << 10;
 
 // Where a snapshot's bytes go, in order. An error ends the snapshot and is its error.
@@ -65,8 +68,9 @@ struct SnapshotHead {
   int64_t pages = 0;
   int64_t bytes = 0;  // of pages
   std::vector<SnapshotFact> facts;
-  std::vector<std::string> models;  // names of the numbers in the image
+  std::vector<std::string> models;  // names of the numbers in the images
   std::vector<std::string> tenants;
+  uint32_t devices = 1;
 };
 
 enum class FrameKind : uint32_t { kHead = 1, kStore = 2, kPages = 3, kEnd = 4 };
@@ -75,7 +79,8 @@ class SnapshotWriter {
  public:
   explicit SnapshotWriter(SnapshotSink* sink) : sink_(sink) {}
 
-  absl::Status Begin(const SnapshotHead& head, const cache::StoreImage& image);
+  absl::Status Begin(const SnapshotHead& head);
+  absl::Status Store(const cache::StoreImage& image);
   absl::Status Pages(absl::Span<const uint8_t> bytes);  // kFrameBytesMax at most
   absl::Status End();
 

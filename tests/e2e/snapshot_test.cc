@@ -256,5 +256,71 @@ TEST_F(SnapshotFolderTest, NoneIsMadeAfterADeviceFault) {
   EXPECT_THAT(Names(), ElementsAre("fp8kvd.lock"));
 }
 
+// Known fault: a device that fails at the start costs the sequences of a snapshot that is good.
+TEST_F(SnapshotFolderTest, ADeviceThatFailsAtTheStartLeavesTheSnapshotForTheNext) {
+  DaemonSetup good = SetupWith({"--devices=1"});  // of faulting_device.cc
+  good.binary = FP8KVD_FAULTING;
+  v1::Handle handle;
+  {
+    Daemon daemon(good);
+    const auto stub = Connect(daemon.address());
+    handle = Create(stub.get(), 1)[0];
+    Append(stub.get(), handle, 0, 100, kTwo, "m");
+    EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
+  }
+  const TempFolder other;
+  std::ofstream(other / "c.textproto") << good.models;
+  for (const char* fault : {"--devices=2", "--devices=3"}) {
+    Process daemon(FP8KVD_FAULTING,
+                   {"--config=" + (other / "c.textproto").string(), "--allow_fp8_kv=true",
+                    "--listen_address=127.0.0.1:0", "--http_address=", flag(), fault},
+                   other / "log");
+    EXPECT_EQ(daemon.Wait(), 1);
+    EXPECT_THAT(ReadFile(other / "log"), HasSubstr("cannot start: an unspecified launch failure"));
+    EXPECT_THAT(Names(), UnorderedElementsAre("fp8kvd.lock", "fp8kvd.snapshot")) << fault;
+  }
+  Daemon daemon(good);
+  EXPECT_THAT(daemon.log(), HasSubstr("restored 1 sequences, "));
+  std::string out;
+  EXPECT_EQ(Step(Connect(daemon.address()).get(), handle, 100, kTwo, "m", &out), "");
+}
+
+// The way of docs/operations.md: a start with a device fewer is refused by name and costs nothing.
+TEST_F(SnapshotFolderTest, SeveralDevicesKeepTheirSequencesAndFewerDevicesRefuseThem) {
+  DaemonSetup two = SetupWith();
+  two.models += "engine { devices: \"0,1\" cpu_threads: 2 }\n";
+  std::vector<v1::Handle> handles;
+  {
+    Daemon daemon(two);
+    const auto stub = Connect(daemon.address());
+    handles = Create(stub.get(), 4);
+    std::set<uint32_t> homes;
+    for (const v1::Handle& handle : handles) {
+      homes.insert(handle.home());
+      Append(stub.get(), handle, 0, 100, handle.home() == 0 ? kTwo : kFour, "m");
+    }
+    EXPECT_THAT(homes, ElementsAre(0, 1));
+    EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
+    EXPECT_THAT(daemon.log(), HasSubstr("saved 4 sequences, "));
+  }
+  {
+    Daemon daemon(SetupWith());
+    EXPECT_THAT(daemon.log(), HasSubstr("is refused and none of its sequences is restored: it is "
+                                        "of 2 devices, here are 1; start with as many"));
+    EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
+  }
+  std::filesystem::rename(snapshot().string() + ".refused", snapshot());
+  Daemon daemon(two);
+  EXPECT_THAT(daemon.log(), HasSubstr("restored 4 sequences, "));
+  const auto stub = Connect(daemon.address());
+  v1::DecodeResponse reply;
+  ASSERT_TRUE(Decode(stub.get(), StepOf(handles, 1, 100, kTwo), &reply).ok());
+  ASSERT_EQ(reply.item_errors_size(), 0) << reply.item_errors(0).error().message();
+  for (size_t i = 0; i < handles.size(); ++i) {
+    const std::string out = reply.out().substr(i * kQRowBytes, kQRowBytes);
+    EXPECT_EQ(out == Repeat(kTwo, kQRowBytes), handles[i].home() == 0) << i;
+  }
+}
+
 }  // namespace
 }  // namespace fp8kvd::testing

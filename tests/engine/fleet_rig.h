@@ -24,7 +24,9 @@ class FleetRig {
   static constexpr int64_t kPages = 64;  // of each group on each device
 
   explicit FleetRig(int32_t devices, int32_t seqs_max = 32,
-                    const std::vector<config::TenantOptions>& tenants = {}) {
+                    const std::vector<config::TenantOptions>& tenants = {},
+                    const std::vector<ModelSpec>& specs = {ModelSpec{.pages = kPages}},
+                    uint64_t incarnation = 7) {
     const config::EngineOptions options = {.devices = {},
                                            .queue_items_max = 160,
                                            .batch_rows_max = 16,
@@ -37,12 +39,13 @@ class FleetRig {
                                         .lease_ttl_ms = 1000,
                                         .poison_freed_pages = true};
     const auto queues = tenants.empty() ? nullptr : std::make_shared<engine::TenantQueues>(tenants);
+    std::vector<engine::ModelSetup> models;
+    for (const ModelSpec& spec : specs) models.push_back(MakeModel(spec));
     std::vector<engine::Engine*> raw;
     for (int32_t i = 0; i < devices; ++i) {
-      auto started =
-          engine::Engine::Start(options, cache, {MakeModel({.pages = kPages})}, /*incarnation=*/7,
-                                &backends.emplace_back(), &clock, tenants,
-                                {.home = static_cast<uint32_t>(i), .queues = queues});
+      auto started = engine::Engine::Start(options, cache, models, incarnation,
+                                           &backends.emplace_back(), &clock, tenants,
+                                           {.home = static_cast<uint32_t>(i), .queues = queues});
       FP8KVD_CHECK(started.ok());
       raw.push_back(started->get());
       engines_.push_back(*std::move(started));
@@ -78,9 +81,10 @@ class FleetRig {
     }
   }
 
-  std::vector<cache::SeqHandle> Create(int32_t count, int64_t expected_tokens = 0) {
+  std::vector<cache::SeqHandle> Create(int32_t count, int64_t expected_tokens = 0,
+                                       int32_t model = 0) {
     SpreadControlCall call(fleet.get(), engine::ControlRequest::Op::kCreate);
-    call.request.model = 0;
+    call.request.model = model;
     call.request.count = count;
     call.request.expected_tokens = expected_tokens;
     EXPECT_TRUE(call.Submit().ok());
@@ -89,12 +93,14 @@ class FleetRig {
     return call.request.handles;
   }
 
-  // Tokens with ids from 1000 on, in every layer.
-  std::vector<uint64_t> Fill(const cache::SeqHandle& handle, int64_t pos, int32_t n) {
+  // Tokens with ids from first_id on, in every layer.
+  std::vector<uint64_t> Fill(const cache::SeqHandle& handle, int64_t pos, int32_t n,
+                             uint64_t first_id = 1000, int32_t model = 0) {
     std::vector<uint64_t> tokens(static_cast<size_t>(n));
-    std::iota(tokens.begin(), tokens.end(), 1000U);
+    std::iota(tokens.begin(), tokens.end(), first_id);
     engine::Engine& engine = fleet->Of(fleet->DeviceOf(handle));
-    AppendCall call(&engine, 0, 0, engine.models()[0].geometry.layers, handle, pos, tokens);
+    const int32_t layers = engine.models()[static_cast<size_t>(model)].geometry.layers;
+    AppendCall call(&engine, model, 0, layers, handle, pos, tokens);
     EXPECT_TRUE(call.Submit().ok());
     SettleUntil([&] { return call.done(); });
     EXPECT_TRUE(call.request.status.ok()) << call.request.status;

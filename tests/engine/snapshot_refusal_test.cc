@@ -27,8 +27,8 @@ RigOptions Options() {
   return options;
 }
 
-std::string Saved(const RigOptions& options = Options()) {
-  SnapshotRig rig(options);
+std::string Saved() {
+  SnapshotRig rig(Options());
   const cache::SeqHandle parent = rig.Create(1, 0, 0)[0];
   rig.Fill(parent, 0, 70, 1000, 0);
   ControlCall fork(rig.engine, engine::ControlRequest::Op::kFork);
@@ -39,7 +39,42 @@ std::string Saved(const RigOptions& options = Options()) {
   return rig.DrainAndSave();
 }
 
-// The engine has nothing of what was refused.
+// The same on two devices: a sequence of each model on both, forks on the first.
+class TwoDevices : public SnapshotFleetRig {
+ public:
+  explicit TwoDevices(int32_t devices = 2, int32_t seqs_max = 32)
+      : SnapshotFleetRig(devices, Options().models, seqs_max) {}
+
+  std::string Saved(uint64_t first_id = 1000) {
+    for (int32_t model = 0; model < 2; ++model) {
+      for (const cache::SeqHandle& handle : Create(2, 0, model)) {
+        homes_ |= 1U << handle.home;
+        Fill(handle, 0, 70 - model * 60, first_id, model);
+        if (handle.home == 0) Fork(handle);
+      }
+    }
+    EXPECT_EQ(homes_, 3U) << "both devices have something";
+    return DrainAndSave();
+  }
+  void Fork(const cache::SeqHandle& parent) {
+    SpreadControlCall fork(fleet.get(), engine::ControlRequest::Op::kFork);
+    fork.request.handles = {parent};
+    fork.request.count = 1;
+    ASSERT_TRUE(fork.Submit().ok());
+    SettleUntil([&] { return fork.done(); });
+  }
+  // The engines have nothing of what was refused.
+  void ExpectNothingRestored() const {
+    const engine::EngineStats stats = fleet->stats();
+    EXPECT_EQ(stats.seqs, 0);
+    for (const engine::PoolStats& pool : stats.pools) EXPECT_EQ(pool.pages_used, 0);
+    for (int32_t i = 0; i < fleet->devices(); ++i) EXPECT_EQ(fleet->Of(i).incarnation(), 7U);
+  }
+
+ private:
+  uint32_t homes_ = 0;
+};
+
 void ExpectNothingRestored(SnapshotRig* rig) {
   EXPECT_EQ(rig->engine->stats().seqs, 0);
   EXPECT_EQ(rig->PagesUsed(), 0);
@@ -47,8 +82,8 @@ void ExpectNothingRestored(SnapshotRig* rig) {
 }
 
 TEST(Refused, WithAnyByteChanged) {
-  const std::string good = Saved();
-  SnapshotRig rig(Options());
+  const std::string good = TwoDevices().Saved();
+  TwoDevices rig;
   for (size_t at = 0; at < good.size(); at += kOneIn) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ (1 << at % 8));
@@ -60,13 +95,13 @@ TEST(Refused, WithAnyByteChanged) {
                       HasSubstr("it has format ")))
         << at;
   }
-  ExpectNothingRestored(&rig);
+  rig.ExpectNothingRestored();
   EXPECT_TRUE(rig.Restore(good).ok()) << "and the whole one is still taken";
 }
 
 TEST(Refused, WhereverItEnds) {
-  const std::string good = Saved();
-  SnapshotRig rig(Options());
+  const std::string good = TwoDevices().Saved();
+  TwoDevices rig;
   for (size_t size = 0; size < good.size(); size += kOneIn) {
     const absl::Status status = rig.Restore(good.substr(0, size));
     ASSERT_TRUE(absl::IsDataLoss(status)) << size << ": " << status;
@@ -74,19 +109,17 @@ TEST(Refused, WhereverItEnds) {
   }
   const absl::Status longer = rig.Restore(good + "x");
   EXPECT_THAT(std::string(longer.message()), HasSubstr("more follows"));
-  ExpectNothingRestored(&rig);
+  rig.ExpectNothingRestored();
 }
 
 // A frame is good in its place and in its file alone.
 TEST(Refused, WithAPartFromElsewhere) {
-  const std::string good = Saved();
-  RigOptions options = Options();
-  options.cache.lease_ttl_ms = 1001;
-  const std::string other = Saved(options);
+  const std::string good = TwoDevices().Saved();
+  const std::string other = TwoDevices().Saved(2000);
   ASSERT_EQ(good.size(), other.size());
-  SnapshotRig rig(Options());
-  // From the end on: 16 bytes of the end, then pages that are the same in both.
-  for (const size_t bytes : {16, 3000}) {
+  TwoDevices rig;
+  // From the end on: 16 bytes of the end, pages of the second device, all of that device.
+  for (const size_t bytes : {16U, 1000U, 6000U}) {
     std::string mixed = good;
     mixed.replace(good.size() - bytes, bytes, other, good.size() - bytes, bytes);
     EXPECT_TRUE(absl::IsDataLoss(rig.Restore(mixed))) << bytes;
@@ -95,10 +128,11 @@ TEST(Refused, WithAPartFromElsewhere) {
 
 TEST(Refused, AnotherFormat) {
   std::string later = Saved();
-  later[8] = 2;
+  later[8] = 3;
   SnapshotRig rig(Options());
-  EXPECT_THAT(std::string(rig.Restore(later).message()),
-              HasSubstr("it has format 2, this fp8kvd reads 1; start the version that wrote it"));
+  EXPECT_THAT(
+      std::string(rig.Restore(later).message()),
+      HasSubstr("it has format 3, this fp8kvd reads 1 and 2; start the version that wrote it"));
   EXPECT_THAT(std::string(rig.Restore("models { name: \"m\" layers: 32 }").message()),
               HasSubstr("it is no snapshot of fp8kvd"));
 }
@@ -129,7 +163,7 @@ std::string Signed(std::string file) {
 // Known fault: a size bomb in a snapshot. Checksums stop chance, not malice; what a signed file
 // says is checked like any stranger's word.
 TEST(Snapshot, AForgedOneIsRefusedOrHarmless) {
-  const std::string good = Saved();
+  const std::string good = TwoDevices().Saved();
   ASSERT_EQ(Signed(good), good);
   std::mt19937 random(1);
   int32_t refused = 0;
@@ -142,20 +176,116 @@ TEST(Snapshot, AForgedOneIsRefusedOrHarmless) {
     std::memcpy(forged.data() + at, &values[random() % 6], 1 + random() % 4);
     forged = Signed(forged);
     if (forged.empty()) continue;
-    SnapshotRig rig(Options());
+    TwoDevices rig;
     if (!rig.Restore(forged).ok()) {
       ++refused;
-      ExpectNothingRestored(&rig);
+      rig.ExpectNothingRestored();
       continue;
     }
     ++taken;  // a time, a digest, a byte of a page
     rig.clock.AdvanceUs(int64_t{40} * 24 * 3600 * 1'000'000);
     rig.Settle();  // all leases end
-    EXPECT_EQ(rig.engine->stats().seqs, 0);
-    EXPECT_EQ(rig.PagesUsed(), 0);
+    const engine::EngineStats stats = rig.fleet->stats();
+    EXPECT_EQ(stats.seqs, 0);
+    for (const engine::PoolStats& pool : stats.pools) EXPECT_EQ(pool.pages_used, 0);
   }
   EXPECT_GT(refused, 200 / kOneIn);
   EXPECT_GT(taken, 20 / kOneIn);
+}
+
+// Where a part of the file begins, of a kind that is in it more than once.
+size_t PartAt(const std::string& file, uint32_t kind, int32_t number) {
+  size_t at = 16;
+  for (uint32_t before = 0; at + 16 <= file.size();) {
+    uint32_t head[2];
+    std::memcpy(head, file.data() + at, sizeof(head));
+    if (head[0] == kind && before != kind && number-- == 0) return at;
+    before = head[0];
+    at += 16 + head[1];
+  }
+  return file.size();
+}
+
+// Known fault: a restore that reports success and restores a part.
+TEST(Refused, WithAnotherNumberOfDevices) {
+  const std::string two = TwoDevices().Saved();
+  for (const int32_t devices : {1, 3}) {
+    TwoDevices rig(devices);
+    const absl::Status status = rig.Restore(two);
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("it is of 2 devices, here are " + std::to_string(devices) +
+                          "; start with as many as wrote it (devices)"));
+    rig.ExpectNothingRestored();
+  }
+}
+
+// Parts of a signed file: one too few, one too many, one twice, those of two runs.
+TEST(Refused, WithForgedParts) {
+  const std::string good = TwoDevices().Saved();
+  const size_t first = PartAt(good, 2, 0);
+  const size_t second = PartAt(good, 2, 1);
+  const size_t end = PartAt(good, 4, 0);
+  ASSERT_LT(first, second);
+  ASSERT_LT(second, end);
+  const std::string part = good.substr(second, end - second);
+  std::string of_another_run = good;
+  of_another_run[second + 24] = static_cast<char>(of_another_run[second + 24] ^ 1);  // incarnation
+  const std::pair<std::string, const char*> cases[] = {
+      {good.substr(0, second) + good.substr(end), "it is damaged in its sequences"},
+      {good.substr(0, end) + part + good.substr(end), "it is damaged in its end"},
+      {good.substr(0, first) + good.substr(second, end - second) + good.substr(end),
+       "it is damaged in its sequences"},
+      {of_another_run, "its devices are of several runs"}};
+  TwoDevices rig;
+  for (const auto& [forged, said] : cases) {
+    EXPECT_THAT(std::string(rig.Restore(Signed(forged)).message()), HasSubstr(said));
+    rig.ExpectNothingRestored();
+  }
+  // The count alone, in the last bytes of the head.
+  for (const uint32_t devices : {0U, 1U, 3U, 0xFFFFFFFFU}) {
+    std::string forged = good;
+    std::memcpy(forged.data() + first - sizeof(devices), &devices, sizeof(devices));
+    EXPECT_THAT(std::string(rig.Restore(Signed(forged)).message()),
+                HasSubstr("it is of " + std::to_string(devices) + " devices, here are 2"));
+    rig.ExpectNothingRestored();
+  }
+  EXPECT_TRUE(rig.Restore(good).ok());
+}
+
+// Bounds are of all devices together: each would have room for its own.
+TEST(Refused, WithMoreSequencesThanAllMayHave) {
+  const std::string six = TwoDevices().Saved();
+  TwoDevices rig(2, /*seqs_max=*/5);
+  EXPECT_THAT(std::string(rig.Restore(six).message()),
+              HasSubstr("seqs_max is 5, 6 sequences are in it"));
+  rig.ExpectNothingRestored();
+}
+
+// So that versions that know one device and those that know several read each other's.
+TEST(Snapshot, OfOneDeviceIsOfTheFirstFormat) {
+  const std::string one = Saved();
+  EXPECT_EQ(one[8], 1);
+  EXPECT_EQ(TwoDevices().Saved()[8], 2);
+  TwoDevices several;
+  EXPECT_THAT(std::string(several.Restore(one).message()),
+              HasSubstr("it is of 1 devices, here are 2"));
+  several.ExpectNothingRestored();
+}
+
+// The snapshot is as good as before: whoever has it gives it back (snapshot_keeper.h).
+TEST(Snapshot, ADeviceThatFailsWhileItLoadsHasFailed) {
+  const std::string good = TwoDevices().Saved();
+  const auto restored = [&](int64_t calls) {
+    TwoDevices rig;
+    rig.backends[1].FailCall(calls);
+    const absl::Status status = rig.Restore(good);
+    EXPECT_EQ(status.ok(), !rig.fleet->stats().failed) << status;
+    return status.ok();
+  };
+  int64_t calls = 0;
+  while (calls < 100 && !restored(calls)) ++calls;
+  EXPECT_EQ(calls, 5) << "pages of three pools, tables of two sequences";
 }
 
 struct Foreign {

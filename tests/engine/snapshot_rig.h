@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "server/engine/snapshot.h"
+#include "tests/engine/fleet_rig.h"
 #include "tests/engine/rig.h"
 
 namespace fp8kvd::testing {
@@ -54,30 +56,51 @@ class StringSource final : public engine::SnapshotSource {
   size_t at_ = 0;
 };
 
+// As at SIGTERM; the engines take no calls afterwards.
+inline std::string DrainAndSaveAll(engine::Fleet* fleet, engine::SnapshotInfo* info = nullptr) {
+  fleet->Drain();
+  for (int32_t i = 0; i < fleet->devices(); ++i) EXPECT_TRUE(fleet->Of(i).Run().ok());
+  StringSink sink;
+  engine::SnapshotInfo ours{.version = "0.1.0", .unix_ms = 1234};
+  const absl::Status status = engine::SaveSnapshot(fleet, &sink, &ours);
+  EXPECT_TRUE(status.ok()) << status;
+  if (info != nullptr) *info = ours;
+  return std::move(sink.text);
+}
+
+inline absl::Status RestoreAll(engine::Fleet* fleet, const std::string& snapshot) {
+  StringSource source(snapshot);
+  engine::SnapshotInfo info;
+  return engine::RestoreSnapshot(fleet, &source, &info);
+}
+
 // An engine that may save, and that another one's snapshot may be restored into.
 class SnapshotRig : public Rig {
  public:
-  explicit SnapshotRig(const RigOptions& options = RigOptions{}) : Rig(options) {
-    EXPECT_TRUE(engine->PrepareSnapshots().ok());
+  explicit SnapshotRig(const RigOptions& options = RigOptions{})
+      : Rig(options), fleet({engine}, options.tenants) {
+    EXPECT_TRUE(engine::PrepareSnapshots(&fleet).ok());
   }
-
-  // As at SIGTERM; the engine takes no calls afterwards.
   std::string DrainAndSave(engine::SnapshotInfo* info = nullptr) {
-    engine->Drain();
-    EXPECT_TRUE(engine->Run().ok());
-    StringSink sink;
-    engine::SnapshotInfo ours{.version = "0.1.0", .unix_ms = 1234};
-    const absl::Status status = engine->Save(&sink, &ours);
-    EXPECT_TRUE(status.ok()) << status;
-    if (info != nullptr) *info = ours;
-    return std::move(sink.text);
+    return DrainAndSaveAll(&fleet, info);
   }
+  absl::Status Restore(const std::string& snapshot) { return RestoreAll(&fleet, snapshot); }
 
-  absl::Status Restore(const std::string& snapshot) {
-    StringSource source(snapshot);
-    engine::SnapshotInfo info;
-    return engine->Restore(&source, &info);
+  engine::Fleet fleet;  // of the one
+};
+
+// The same on several devices.
+class SnapshotFleetRig : public FleetRig {
+ public:
+  explicit SnapshotFleetRig(int32_t devices, const std::vector<ModelSpec>& specs = {ModelSpec{}},
+                            int32_t seqs_max = 32, uint64_t incarnation = 7)
+      : FleetRig(devices, seqs_max, {}, specs, incarnation) {
+    EXPECT_TRUE(engine::PrepareSnapshots(fleet.get()).ok());
   }
+  std::string DrainAndSave(engine::SnapshotInfo* info = nullptr) {
+    return DrainAndSaveAll(fleet.get(), info);
+  }
+  absl::Status Restore(const std::string& snapshot) { return RestoreAll(fleet.get(), snapshot); }
 };
 
 }  // namespace fp8kvd::testing

@@ -4,6 +4,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,7 +38,7 @@ TEST(Snapshot, ARestoredSequenceGoesOnWhereItStood) {
   SnapshotRig after;
   StringSource source(snapshot);
   engine::SnapshotInfo read;
-  const absl::Status status = after.engine->Restore(&source, &read);
+  const absl::Status status = engine::RestoreSnapshot(&after.fleet, &source, &read);
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(read.version, "0.1.0");
   EXPECT_EQ(read.unix_ms, 1234);
@@ -113,12 +114,14 @@ TEST(Snapshot, IsNotMadeBeforeTheDrainNorAfterADeviceFault) {
   const cache::SeqHandle seq = rig.Create();
   StringSink sink;
   engine::SnapshotInfo info;
-  EXPECT_THAT(std::string(rig.engine->Save(&sink, &info).message()), HasSubstr("not drained"));
+  EXPECT_THAT(std::string(engine::SaveSnapshot(&rig.fleet, &sink, &info).message()),
+              HasSubstr("not drained"));
   rig.backend.FailCall(0);
   DecodeCall call(rig.engine, 0, 0, {Step(seq, 0, 1)});
   rig.Run(call);
   EXPECT_FALSE(rig.engine->Run().ok());
-  EXPECT_THAT(std::string(rig.engine->Save(&sink, &info).message()), HasSubstr("device"));
+  EXPECT_THAT(std::string(engine::SaveSnapshot(&rig.fleet, &sink, &info).message()),
+              HasSubstr("device"));
   EXPECT_TRUE(sink.text.empty());
 }
 
@@ -129,13 +132,13 @@ TEST(Snapshot, EndsWithTheErrorOfWhoeverTakesItsBytes) {
   ASSERT_TRUE(rig.engine->Run().ok());
   StringSink whole;
   engine::SnapshotInfo info;
-  ASSERT_TRUE(rig.engine->Save(&whole, &info).ok());
+  ASSERT_TRUE(engine::SaveSnapshot(&rig.fleet, &whole, &info).ok());
   for (size_t room = 0; room < whole.text.size(); room += 99) {
     StringSink full(room);
-    EXPECT_TRUE(absl::IsResourceExhausted(rig.engine->Save(&full, &info))) << room;
+    EXPECT_TRUE(absl::IsResourceExhausted(engine::SaveSnapshot(&rig.fleet, &full, &info))) << room;
   }
   StringSink again;  // none of them did any harm
-  ASSERT_TRUE(rig.engine->Save(&again, &info).ok());
+  ASSERT_TRUE(engine::SaveSnapshot(&rig.fleet, &again, &info).ok());
   EXPECT_EQ(again.text, whole.text);
 }
 
@@ -266,66 +269,129 @@ TEST(Snapshot, TenantsKeepTheirOwnAndTheirBounds) {
   EXPECT_TRUE(create(&after, 1).ok());
 }
 
-// The bytes that the CPU's kernels left, in both precisions.
+// Handles name their device and go on there, in messages that are split over both; new sequences
+// have the same incarnation everywhere, also on a device that had nothing.
+TEST(Snapshot, OfSeveralDevicesRestoresEachToItsOwn) {
+  std::string snapshot;
+  engine::SnapshotInfo info;
+  std::vector<cache::SeqHandle> seqs;
+  std::vector<std::vector<uint64_t>> histories;
+  {
+    SnapshotFleetRig before(3);
+    seqs = before.Create(7);
+    for (size_t i = 0; i < seqs.size(); ++i) {
+      const auto tokens = static_cast<int32_t>(50 + 20 * i);
+      histories.push_back(before.Fill(seqs[i], 0, tokens, 1000 * (i + 1)));
+    }
+    for (size_t i = seqs.size(); i-- > 0;) {  // the last device has none left
+      if (seqs[i].home != 2) continue;
+      ControlCall free(&before.fleet->Of(2), Op::kFree);
+      free.request.handles = {seqs[i]};
+      ASSERT_TRUE(free.Submit().ok());
+      before.Settle();
+      seqs.erase(seqs.begin() + static_cast<ptrdiff_t>(i));
+      histories.erase(histories.begin() + static_cast<ptrdiff_t>(i));
+    }
+    snapshot = before.DrainAndSave(&info);
+  }
+  ASSERT_EQ(info.seqs, static_cast<int64_t>(seqs.size()));
+  SnapshotFleetRig after(3, {ModelSpec{}}, 32, /*incarnation=*/8);
+  const absl::Status status = after.Restore(snapshot);
+  ASSERT_TRUE(status.ok()) << status;
+  std::vector<ItemSpec> items;
+  for (size_t i = 0; i < seqs.size(); ++i) {
+    items.push_back(Step(seqs[i], static_cast<int64_t>(histories[i].size()), 7));
+    histories[i].push_back(7);
+  }
+  SpreadDecodeCall step(after.fleet.get(), 0, 1, items);
+  ASSERT_EQ(step.parts(), 2U);
+  ASSERT_TRUE(step.Submit().ok());
+  after.SettleUntil([&] { return step.done(); });
+  ASSERT_TRUE(step.status().ok());
+  for (size_t i = 0; i < seqs.size(); ++i) {
+    const auto item = static_cast<int32_t>(i);
+    ASSERT_TRUE(step.ItemStatus(item).ok()) << step.ItemStatus(item);
+    EXPECT_EQ(step.Check(item, histories[i]), "");
+  }
+  for (const cache::SeqHandle& handle : after.Create(3)) {
+    EXPECT_EQ(handle.incarnation, 7U);
+    EXPECT_EQ(std::count(seqs.begin(), seqs.end(), handle), 0);
+  }
+}
+
+// The bytes that the CPU's kernels left, in both precisions, on two devices.
 class CpuSnapshot : public ::testing::TestWithParam<Precision> {
  protected:
   struct Machine {
     explicit Machine(Precision precision) {
       const ModelSpec spec{
           .windows = {0, 64}, .kv_heads = 2, .head_dim = 64, .precision = precision};
-      engine = *engine::Engine::Start(
-          {.devices = {}, .staging_bytes = int64_t{4} << 20, .staging_slots = 16},
-          {.seqs_max = 8, .seq_len_max = 1024}, {MakeModel(spec)}, /*incarnation=*/7, &backend,
-          &clock);
-      EXPECT_TRUE(engine->PrepareSnapshots().ok());
+      for (uint32_t home = 0; home < 2; ++home) {
+        engines[home] = *engine::Engine::Start(
+            {.devices = {}, .staging_bytes = int64_t{4} << 20, .staging_slots = 16},
+            {.seqs_max = 8, .seq_len_max = 1024}, {MakeModel(spec)}, /*incarnation=*/7,
+            &backends[home], &clock, {}, {.home = home});
+      }
+      fleet = std::make_unique<engine::Fleet>(
+          std::vector<engine::Engine*>{engines[0].get(), engines[1].get()});
+      EXPECT_TRUE(engine::PrepareSnapshots(fleet.get()).ok());
     }
     template <typename Call>
-    void Run(Call& call) {
+    void Run(engine::Engine* engine, Call& call) {
       ASSERT_TRUE(call.Submit().ok());
       while (engine->Step()) {
       }
       ASSERT_TRUE(call.done());
     }
-    // What a query over all tokens is answered, byte by byte.
-    std::string Answer(const cache::SeqHandle& seq, int32_t layer) {
-      DecodeCall ask(engine.get(), 0, layer, {Ask(seq, 199, 42)});
-      Run(ask);
-      EXPECT_TRUE(ask.items[0].status.ok()) << ask.items[0].status;
-      return {static_cast<const char*>(ask.request.out), 4 * 64 * sizeof(uint16_t)};
+    // A sequence of 200 tokens on each device.
+    std::vector<cache::SeqHandle> Fill() {
+      std::vector<cache::SeqHandle> seqs;
+      for (uint64_t home = 0; home < 2; ++home) {
+        engine::Engine* const engine = engines[home].get();
+        ControlCall create(engine, Op::kCreate);
+        create.request.model = 0;
+        create.request.count = 1;
+        Run(engine, create);
+        seqs.push_back(create.request.handles[0]);
+        std::vector<uint64_t> tokens(200);
+        std::iota(tokens.begin(), tokens.end(), 1 + 1000 * home);
+        AppendCall fill(engine, 0, 0, 2, seqs.back(), 0, tokens);
+        Run(engine, fill);
+      }
+      return seqs;
+    }
+    // What queries over all tokens are answered, byte by byte.
+    std::set<std::string> Answers(const std::vector<cache::SeqHandle>& seqs) {
+      std::set<std::string> answers;
+      for (const cache::SeqHandle& seq : seqs) {
+        for (int32_t layer = 0; layer < 2; ++layer) {
+          DecodeCall ask(engines[seq.home].get(), 0, layer, {Ask(seq, 199, 42)});
+          Run(engines[seq.home].get(), ask);
+          EXPECT_TRUE(ask.items[0].status.ok()) << ask.items[0].status;
+          answers.emplace(static_cast<const char*>(ask.request.out), 4 * 64 * sizeof(uint16_t));
+        }
+      }
+      return answers;
     }
     engine::WorkerPool workers{1};
-    kernels::cpu::CpuBackend backend{&workers};
+    kernels::cpu::CpuBackend backends[2] = {kernels::cpu::CpuBackend(&workers),
+                                            kernels::cpu::CpuBackend(&workers)};
     ManualClock clock;
-    std::unique_ptr<engine::Engine> engine;
+    std::unique_ptr<engine::Engine> engines[2];
+    std::unique_ptr<engine::Fleet> fleet;
   };
 };
 
 TEST_P(CpuSnapshot, AnswersBitForBitAsBefore) {
   Machine before(GetParam());
-  ControlCall create(before.engine.get(), Op::kCreate);
-  create.request.model = 0;
-  create.request.count = 1;
-  before.Run(create);
-  const cache::SeqHandle seq = create.request.handles[0];
-  std::vector<uint64_t> tokens(200);
-  std::iota(tokens.begin(), tokens.end(), 1);
-  AppendCall fill(before.engine.get(), 0, 0, 2, seq, 0, tokens);
-  before.Run(fill);
-  const std::string answers[] = {before.Answer(seq, 0), before.Answer(seq, 1)};
-  ASSERT_NE(answers[0], answers[1]);
-  before.engine->Drain();
-  ASSERT_TRUE(before.engine->Run().ok());
-  StringSink sink;
-  engine::SnapshotInfo info;
-  ASSERT_TRUE(before.engine->Save(&sink, &info).ok());
-
+  const std::vector<cache::SeqHandle> seqs = before.Fill();
+  const std::set<std::string> answers = before.Answers(seqs);
+  ASSERT_EQ(answers.size(), 4U) << "each is another";
+  const std::string snapshot = DrainAndSaveAll(before.fleet.get());
   Machine after(GetParam());
-  StringSource source(sink.text);
-  const absl::Status status = after.engine->Restore(&source, &info);
+  const absl::Status status = RestoreAll(after.fleet.get(), snapshot);
   ASSERT_TRUE(status.ok()) << status;
-  for (int32_t layer = 0; layer < 2; ++layer) {
-    EXPECT_EQ(after.Answer(seq, layer), answers[layer]) << "layer " << layer;
-  }
+  EXPECT_EQ(after.Answers(seqs), answers);
 }
 
 INSTANTIATE_TEST_SUITE_P(In, CpuSnapshot, ::testing::Values(Precision::kBf16, Precision::kFp8Kv),

@@ -298,12 +298,14 @@ absl::Status FakeBackend::Poison(uint8_t* pool_bytes, int64_t bytes) {
 }
 
 absl::Status FakeBackend::Read(const uint8_t* pool_bytes, absl::Span<uint8_t> host) {
+  if (absl::Status status = Call(); !status.ok()) return status;
   while (!queued_.empty()) RunOldest();
   std::memcpy(host.data(), pool_bytes, host.size());
   return absl::OkStatus();
 }
 
 absl::Status FakeBackend::Write(uint8_t* pool_bytes, absl::Span<const uint8_t> host) {
+  if (absl::Status status = Call(); !status.ok()) return status;
   while (!queued_.empty()) RunOldest();
   std::memcpy(pool_bytes, host.data(), host.size());
   return absl::OkStatus();
