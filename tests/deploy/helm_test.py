@@ -20,7 +20,7 @@ EVERYTHING = {
     "replicas": 3,
     "image": {"repository": "registry.example/fp8kvd", "tag": "1", "pullPolicy": "Always"},
     "imagePullSecrets": [{"name": "registry"}],
-    "gpu": {"enabled": True, "runtimeClassName": "nvidia"},
+    "gpu": {"enabled": True, "count": 8, "runtimeClassName": "nvidia"},
     "networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"app": "engine"}}}],
                       "monitoring": [{"namespaceSelector": {"matchLabels": {"name": "mon"}}}]},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -155,9 +155,19 @@ class Pod(unittest.TestCase):
         objects = render()
         self.assertEqual(container(objects)["resources"]["limits"]["nvidia.com/gpu"], 1)
         self.assertIn("--device=cuda", container(objects)["args"])
+        self.assertIn("--devices=0", container(objects)["args"])
         objects = render(NOTHING)
         self.assertNotIn("nvidia.com/gpu", container(objects)["resources"]["limits"])
         self.assertIn("--device=cpu", container(objects)["args"])
+        self.assertNotIn("--devices", " ".join(container(objects)["args"]))
+
+    def test_a_pod_serves_as_many_gpus_as_it_asks_for(self):
+        objects = render({"gpu": {"count": 4, "resource": "example.com/gpu"}})
+        self.assertEqual(container(objects)["resources"]["limits"]["example.com/gpu"], 4)
+        self.assertIn("--devices=0,1,2,3", container(objects)["args"])
+        for count in (0, 17, "2"):
+            with self.assertRaisesRegex(helm.HelmError, "count"):
+                render({"gpu": {"count": count}})
 
     def test_a_changed_configuration_is_a_new_pod(self):
         def annotations(values):
@@ -217,6 +227,7 @@ class Values(unittest.TestCase):
                             ({"config": {"models": []}}, "models"),
                             ({"config": {"server": {"listen_address": ":1"}}}, "server"),
                             ({"config": {"engine": {"device": "cpu"}}}, "engine"),
+                            ({"config": {"engine": {"devices": "0"}}}, "engine"),
                             ({"config": {"tenants": [{"seqs_max": 1}]}}, "tenants"),
                             ({"config": {"shared_memory": {"shm_socket": "/a"}}}, "shared_memory"),
                             ({"extraArgs": ["poller_threads=4"]}, "extraArgs"),
