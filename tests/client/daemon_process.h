@@ -17,12 +17,9 @@
 #include <string_view>
 #include <vector>
 
-namespace fp8kvd::client {
+#include "tests/support/built_programs.h"
 
-// A program that stands beside this test's own.
-inline std::string BuiltProgram(const std::string& name) {
-  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
-}
+namespace fp8kvd::client {
 
 // Starts it with stdout into stdout_fd (-1: dropped) and stderr into that file.
 inline pid_t Spawn(const std::vector<std::string>& words, int stdout_fd,
@@ -63,7 +60,7 @@ class DaemonProcess {
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
     std::vector<std::string> words = {BuiltProgram("fp8kvd"),
                                       "--config=" + (directory_ / "config.textproto").string(),
-                                      "--device=cpu",
+                                      "--device=" + DeviceUnderTest(),
                                       "--http_address=",
                                       "--shm_socket=" + shm_socket().string(),
                                       "--listen_address=127.0.0.1:" + std::to_string(port)};

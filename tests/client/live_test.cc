@@ -108,9 +108,10 @@ TEST(Remote, AccuracyWithoutADaemonSaysThatItIsNotThere) {
 
 // Runs fp8kvd --calibrate and gives its exit code.
 int Calibrate(const std::string& config_path, const std::string& calibration_path) {
-  const pid_t pid = Spawn({BuiltProgram("fp8kvd"), "--config=" + config_path, "--device=cpu",
-                           "--calibrate", "--calibration_file=" + calibration_path},
-                          -1);
+  const pid_t pid =
+      Spawn({BuiltProgram("fp8kvd"), "--config=" + config_path, "--device=" + DeviceUnderTest(),
+             "--calibrate", "--calibration_file=" + calibration_path},
+            -1);
   int status = 0;
   waitpid(pid, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);

@@ -20,6 +20,8 @@
 
 #include "gtest/gtest.h"
 
+#include "tests/support/built_programs.h"
+
 namespace fp8kvd::testing {
 
 template <typename Condition>
@@ -67,6 +69,7 @@ class Process {
     argv.push_back(nullptr);
     pid_ = fork();
     if (pid_ == 0) {
+      std::signal(SIGINT, SIG_DFL);  // ignored where a shell has put the test into the background
       const int file = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
       dup2(file, STDOUT_FILENO);
       dup2(file, STDERR_FILENO);
@@ -102,8 +105,8 @@ class Process {
 };
 
 struct DaemonSetup {
-  std::string device = "cpu";
-  std::string binary = FP8KVD_BINARY;
+  std::string device = DeviceUnderTest();
+  std::string binary = BuiltProgram("fp8kvd");
   std::string models =
       "models { name: \"m\" layers: 2 q_heads: 4 kv_heads: 2 head_dim: 64\n"
       "  precision: bf16 expected_seqs: 16 expected_tokens: 1024 }\n"

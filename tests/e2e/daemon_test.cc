@@ -1,4 +1,4 @@
-// The built daemon as a process, on the CPU, over a real socket: start, answers, killed clients,
+// The built daemon as a process, over a real socket: start, answers, killed clients,
 // drain, exit codes, ports, probes.
 #include <atomic>
 #include <functional>
@@ -85,7 +85,8 @@ TEST_P(KilledClient, GivesItsPagesBackWithinTheTtlAndOthersStayRight) {
   };
   step();
   const uint64_t own_pages = PagesUsed(stub.get());
-  Process victim(FP8KVD_VICTIM, {daemon.address(), GetParam()}, daemon.folder() / "victim");
+  Process victim(BuiltProgram("e2e_victim"), {daemon.address(), GetParam()},
+                 daemon.folder() / "victim");
   ASSERT_TRUE(WaitUntil([&] {
     if (pos < 500) step();
     return !ReadFile(daemon.folder() / "victim").empty() || victim.HasExited();
@@ -136,9 +137,10 @@ TEST(Daemon, DrainsWithCallsInFlight) {
 TEST(Daemon, ASecondOneOnTheSamePortSaysSoAndExits) {
   Daemon daemon;
   const TempFolder folder;
-  Process second(FP8KVD_BINARY,
-                 {"--config=" + (daemon.folder() / "config.textproto").string(), "--device=cpu",
-                  "--allow_fp8_kv=true", "--listen_address=" + daemon.address(), "--http_address="},
+  Process second(BuiltProgram("fp8kvd"),
+                 {"--config=" + (daemon.folder() / "config.textproto").string(),
+                  "--device=" + DeviceUnderTest(), "--allow_fp8_kv=true",
+                  "--listen_address=" + daemon.address(), "--http_address="},
                  folder / "log");
   EXPECT_EQ(second.Wait(), 1);
   EXPECT_THAT(ReadFile(folder / "log"), HasSubstr("cannot listen on " + daemon.address()));
@@ -161,9 +163,10 @@ TEST(Daemon, ServesProbesMetricsAndStatus) {
   EXPECT_THAT(HttpGet(port, "/other"), HasSubstr("404"));
 }
 
-// Two devices on the CPU: a batch of both is one answer, numbers are of all and of each.
+// Two devices: a batch of both is one answer, numbers are of all and of each.
 TEST(Daemon, ServesSeveralDevicesAsOne) {
   DaemonSetup setup;
+  const std::string& device = setup.device;
   setup.models += "engine { devices: \"0,1\" cpu_threads: 2 }\n";
   Daemon daemon(setup);
   const auto stub = Connect(daemon.address());
@@ -191,13 +194,13 @@ TEST(Daemon, ServesSeveralDevicesAsOne) {
   EXPECT_EQ(reply.out(), Repeat(0x4040, 6 * kQRowBytes));  // 3.0 everywhere
   const std::string metrics = HttpGet(daemon.http_port(), "/metrics");
   EXPECT_THAT(metrics, HasSubstr("fp8kvd_seqs 6\n"));
-  EXPECT_THAT(metrics, HasSubstr("fp8kvd_device_seqs{device=\"cpu:0\"} 3\n"));
-  EXPECT_THAT(metrics, HasSubstr("fp8kvd_device_seqs{device=\"cpu:1\"} 3\n"));
+  EXPECT_THAT(metrics, HasSubstr("fp8kvd_device_seqs{device=\"" + device + ":0\"} 3\n"));
+  EXPECT_THAT(metrics, HasSubstr("fp8kvd_device_seqs{device=\"" + device + ":1\"} 3\n"));
   EXPECT_THAT(metrics, HasSubstr("fp8kvd_rows_total 6\n"));
   EXPECT_THAT(HttpGet(daemon.http_port(), "/statusz.json"),
-              HasSubstr("{\"name\":\"cpu:1\",\"seqs\":3,"));
+              HasSubstr("{\"name\":\"" + device + ":1\",\"seqs\":3,"));
   EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
-  EXPECT_THAT(daemon.log(), HasSubstr("cpu:1 model"));
+  EXPECT_THAT(daemon.log(), HasSubstr(device + ":1 model"));
 }
 
 // Whether what `timed` takes is below `limit` at least once in a few tries: a busy machine delays
@@ -264,7 +267,7 @@ TEST(Daemon, SpoiledMessagesAddNothingToTheLog) {
 TEST(CommandLine, HasExitCodes) {
   const TempFolder folder;
   const auto run = [&](const std::vector<std::string>& args) {
-    return Process(FP8KVD_BINARY, args, folder / "out").Wait();
+    return Process(BuiltProgram("fp8kvd"), args, folder / "out").Wait();
   };
   EXPECT_EQ(run({"--version"}), 0);
   EXPECT_THAT(ReadFile(folder / "out"), HasSubstr("fp8kvd "));
@@ -281,9 +284,9 @@ TEST(CommandLine, ACalibrationEndsAtASignal) {
   const TempFolder folder;
   std::ofstream(folder / "c.textproto")
       << "models { name: \"m\" layers: 2 q_heads: 4 kv_heads: 2 head_dim: 64 }";
-  Process process(FP8KVD_BINARY,
-                  {"--config=" + (folder / "c.textproto").string(), "--device=cpu", "--calibrate",
-                   "--calibration_file=" + (folder / "calibration.json").string()},
+  Process process(BuiltProgram("fp8kvd"),
+                  {"--config=" + (folder / "c.textproto").string(), "--device=" + DeviceUnderTest(),
+                   "--calibrate", "--calibration_file=" + (folder / "calibration.json").string()},
                   folder / "out");
   ASSERT_TRUE(WaitUntil([&] {
     return ReadFile(folder / "out").find("2 kv_heads, 1 x 16 tokens") != std::string::npos;

@@ -30,7 +30,7 @@ void ExpectToldOfTheFault(const std::string& who, int code, const std::string& m
 class DeviceFault : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(DeviceFault, EndsEveryCallInFlightAndTheProcessWithItsExitCode) {
-  Daemon daemon({.device = GetParam(), .binary = FP8KVD_FAULTING});
+  Daemon daemon({.device = GetParam(), .binary = BuiltProgram("e2e_faulting_daemon")});
   const auto stub = Connect(daemon.address());
   const std::vector<v1::Handle> handles = Create(stub.get(), 8);
   // Two unary calls, three messages of a stream and an upload:
@@ -72,7 +72,7 @@ TEST_P(DeviceFault, EndsEveryCallInFlightAndTheProcessWithItsExitCode) {
 }
 
 TEST_P(DeviceFault, AtALaunchEndsThatCallAndTheProcessWithItsExitCode) {
-  Daemon daemon({.device = GetParam(), .binary = FP8KVD_FAULTING});
+  Daemon daemon({.device = GetParam(), .binary = BuiltProgram("e2e_faulting_daemon")});
   const auto stub = Connect(daemon.address());
   const std::vector<v1::Handle> handles = Create(stub.get(), 1);
   daemon.process().Kill(SIGUSR1);

@@ -66,8 +66,7 @@ int AskInfo(const Daemon& daemon, const std::vector<std::string>& flags,
   const std::filesystem::path log = daemon.folder() / "ctl";
   std::vector<std::string> args = {"info", "--timeout_ms=5000", "--target=" + daemon.address()};
   args.insert(args.end(), flags.begin(), flags.end());
-  Process process((std::filesystem::path(FP8KVD_BINARY).parent_path() / "fp8kvctl").string(), args,
-                  log);
+  Process process(BuiltProgram("fp8kvctl"), args, log);
   const int code = process.Wait();
   if (output != nullptr) *output = ReadFile(log);
   return code;
@@ -214,7 +213,7 @@ TEST_F(Locked, NoSecretComesOut) {
       HttpGet(daemon_.http_port(), "/statusz") + HttpGet(daemon_.http_port(), "/metrics");
   ASSERT_THAT(all, HasSubstr("200 OK"));
   const std::filesystem::path report = daemon_.folder() / "report";
-  Process check(FP8KVD_BINARY,
+  Process check(BuiltProgram("fp8kvd"),
                 {"--config=" + (daemon_.folder() / "config.textproto").string(),
                  "--allow_fp8_kv=true", "--log_level=debug", "--check_config"},
                 report);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -146,6 +147,76 @@ TEST_F(SnapshotFolderTest, ClientsGoOnAfterAPlannedRestartAndNotAfterAKill) {
   EXPECT_THAT(third.log(), HasSubstr("no sequences to save"));
 }
 
+// Rows of about 1, different everywhere.
+std::string RandomRows(int64_t bytes, uint32_t seed) {
+  std::string rows;
+  uint32_t state = seed * 2'654'435'761U + 1;
+  for (int64_t i = 0; i < bytes / 2; ++i) {
+    state = state * 1'664'525U + 1'013'904'223U;
+    const uint32_t bits = 0x3F00U + ((state >> 16) & 0x80FFU);
+    rows += static_cast<char>(bits & 0xFF);
+    rows += static_cast<char>(bits >> 8);
+  }
+  return rows;
+}
+
+// The device's pages come back as they were: the same query has the same bits of an answer, full
+// pages and half-filled ones, shared and not.
+TEST_F(SnapshotFolderTest, AttentionIsTheSameBitForBitAfterAPlannedRestart) {
+  std::map<std::string, std::vector<v1::Handle>> handles;
+  std::map<std::string, std::string> before;
+  const auto attend = [&](Stub* stub, const std::string& model) {
+    v1::DecodeRequest request;
+    request.set_model(model);
+    request.set_layer(1);
+    request.set_out_type(v1::OUT_TYPE_FP32);
+    for (const v1::Handle& handle : handles[model]) {
+      *request.add_handles() = handle;
+      request.add_positions(499);
+    }
+    request.set_q(RandomRows(static_cast<int64_t>(handles[model].size()) * kQRowBytes, 3));
+    v1::DecodeResponse reply;
+    const grpc::Status status = Decode(stub, request, &reply);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(reply.item_errors_size(), 0);
+    return reply.out();
+  };
+  {
+    Daemon daemon(SetupWith());
+    const auto stub = Connect(daemon.address());
+    for (const std::string model : {"m", "m8"}) {
+      handles[model] = Create(stub.get(), 2, model);
+      const auto append = [&](const v1::Handle& handle, uint64_t pos, int n, uint32_t seed) {
+        grpc::ClientContext context;
+        v1::AppendResponse appended;
+        const auto writer = stub->Append(&context, &appended);
+        v1::AppendRequest chunk = ChunkOf(handle, 1, pos, n, 0, model);
+        chunk.set_k(RandomRows(int64_t{n} * kKvRowBytes, seed));
+        chunk.set_v(RandomRows(int64_t{n} * kKvRowBytes, seed + 1));
+        ASSERT_TRUE(writer->Write(chunk));
+        writer->WritesDone();
+        ASSERT_TRUE(writer->Finish().ok());
+      };
+      append(handles[model][0], 0, 400, 10);
+      append(handles[model][1], 0, 500, 20);
+      grpc::ClientContext context;
+      v1::ForkSequencesRequest fork;
+      v1::ForkSequencesResponse forked;
+      *fork.mutable_parent() = handles[model][0];
+      ASSERT_TRUE(stub->ForkSequences(&context, fork, &forked).ok());
+      handles[model].push_back(forked.handles(0));
+      append(handles[model][0], 400, 100, 30);
+      append(handles[model][2], 400, 100, 40);
+      before[model] = attend(stub.get(), model);
+      EXPECT_EQ(before[model].size(), 3U * 2 * kQRowBytes);
+    }
+    EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
+  }
+  Daemon daemon(SetupWith());
+  const auto stub = Connect(daemon.address());
+  for (const auto& [model, out] : before) EXPECT_TRUE(attend(stub.get(), model) == out) << model;
+}
+
 TEST_F(SnapshotFolderTest, ADamagedOneIsRefusedByNameAndTheDaemonServes) {
   const v1::Handle handle = Leave();
   std::fstream file(snapshot(), std::ios::in | std::ios::out | std::ios::binary);
@@ -220,8 +291,8 @@ TEST_F(SnapshotFolderTest, AStartThatFailsLeavesTheSnapshotForTheNext) {
   const TempFolder other;
   std::ofstream(other / "c.textproto") << DaemonSetup().models;
   const auto start = [&](const std::string& address, const std::string& snapshots) {
-    return Process(FP8KVD_BINARY,
-                   {"--config=" + (other / "c.textproto").string(), "--device=cpu",
+    return Process(BuiltProgram("fp8kvd"),
+                   {"--config=" + (other / "c.textproto").string(), "--device=" + DeviceUnderTest(),
                     "--allow_fp8_kv=true", "--listen_address=" + address,
                     "--http_address=", "--snapshot_dir=" + snapshots},
                    other / "log")
@@ -244,7 +315,7 @@ TEST_F(SnapshotFolderTest, AStartThatFailsLeavesTheSnapshotForTheNext) {
 
 TEST_F(SnapshotFolderTest, NoneIsMadeAfterADeviceFault) {
   DaemonSetup setup = SetupWith();
-  setup.binary = FP8KVD_FAULTING;
+  setup.binary = BuiltProgram("e2e_faulting_daemon");
   Daemon daemon(setup);
   const auto stub = Connect(daemon.address());
   const v1::Handle handle = Create(stub.get(), 1)[0];
@@ -259,7 +330,7 @@ TEST_F(SnapshotFolderTest, NoneIsMadeAfterADeviceFault) {
 // Known fault: a device that fails at the start costs the sequences of a snapshot that is good.
 TEST_F(SnapshotFolderTest, ADeviceThatFailsAtTheStartLeavesTheSnapshotForTheNext) {
   DaemonSetup good = SetupWith({"--devices=1"});  // of faulting_device.cc
-  good.binary = FP8KVD_FAULTING;
+  good.binary = BuiltProgram("e2e_faulting_daemon");
   v1::Handle handle;
   {
     Daemon daemon(good);
@@ -271,7 +342,7 @@ TEST_F(SnapshotFolderTest, ADeviceThatFailsAtTheStartLeavesTheSnapshotForTheNext
   const TempFolder other;
   std::ofstream(other / "c.textproto") << good.models;
   for (const char* fault : {"--devices=2", "--devices=3"}) {
-    Process daemon(FP8KVD_FAULTING,
+    Process daemon(BuiltProgram("e2e_faulting_daemon"),
                    {"--config=" + (other / "c.textproto").string(), "--allow_fp8_kv=true",
                     "--listen_address=127.0.0.1:0", "--http_address=", flag(), fault},
                    other / "log");

@@ -10,6 +10,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("FP8KVD_BIN_DIR", ROOT / "build/release/bin"))
+DEVICE = os.environ.get("FP8KVD_TEST_DEVICE", "cpu")  # tests/gpu/run sets it
 START_S = 30
 STOP_S = 30
 
@@ -25,7 +26,7 @@ class DaemonProcess:
         self.log_path = directory / "log"
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                [BIN / "fp8kvd", f"--config={directory}/config.textproto", "--device=cpu",
+                [BIN / "fp8kvd", f"--config={directory}/config.textproto", f"--device={DEVICE}",
                  f"--listen_address=127.0.0.1:{port}", f"--http_address={http_address}",
                  f"--port_file={port_file}",
                  f"--shm_socket={directory}/shm", *flags],
