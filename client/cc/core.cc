@@ -189,7 +189,14 @@ TransportState Core::transport() {
   return {.why_not_shared = std::string(shared_status_.message())};
 }
 
+// Without a connection it waits on the channel: one comes about, or fails, only while somebody
+// looks for it, and calls that fail at once never do.
 bool Core::Wait(milliseconds delay) {
+  if (channel_->GetState(false) != GRPC_CHANNEL_READY) {
+    channel_->WaitForConnected(Clock::now() + delay);
+    const std::lock_guard<std::mutex> lock(mu_);
+    return !closing_;
+  }
   std::unique_lock<std::mutex> lock(mu_);
   return !changed_.wait_for(lock, delay, [this] { return closing_; });
 }

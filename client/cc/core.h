@@ -83,7 +83,7 @@ class Core {
   absl::StatusOr<std::shared_ptr<SharedSession>> Shared(uint64_t bytes);
   TransportState transport();
 
-  // Waits; false when the client is going away.
+  // Waits, or until there is a connection again; false when the client is going away.
   bool Wait(std::chrono::milliseconds delay);
 
   void AddLease(const Handle& handle, uint64_t ttl_ms);
