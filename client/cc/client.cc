@@ -252,6 +252,16 @@ absl::Status Client::Append(const AppendArgs& args) {
   }
 }
 
+absl::StatusOr<SharedRows> Client::MakeRows(size_t elements) {
+  if (elements == 0) return absl::InvalidArgumentError("MakeRows: elements is 0; ask for some");
+  const auto session = core_->Shared(elements * sizeof(uint16_t));
+  if (!session.ok()) return core_->Explain("MakeRows", session.status());
+  if (*session != nullptr) return SharedSession::MakeRows(*session, elements);
+  auto memory = std::make_shared<std::vector<uint16_t>>(elements);
+  const absl::Span<uint16_t> span = absl::MakeSpan(*memory);
+  return SharedRows(std::move(memory), span);
+}
+
 absl::StatusOr<DecodeReply> Client::Decode(const DecodeArgs& args) {
   const Clock::time_point deadline = Clock::now() + milliseconds(core_->options().timeout_ms);
   Retry retry(core_->options(), deadline);

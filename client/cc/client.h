@@ -69,6 +69,9 @@ class Client {
   absl::Status Append(const AppendArgs& args);
 
   absl::StatusOr<DecodeReply> Decode(const DecodeArgs& args);
+  // Takes a part of Options::shared_memory_bytes for as long as the rows live; RESOURCE_EXHAUSTED
+  // where too little is left. Ordinary memory where tensors go by gRPC, with the same use.
+  absl::StatusOr<SharedRows> MakeRows(size_t elements);
   // How the tensors of the latest Append, Decode or stream went.
   TransportState transport();
   // At most in_flight_max requests unanswered at a time.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <system_error>
 #include <utility>
 
@@ -189,6 +190,44 @@ SharedSession::~SharedSession() {
 
 uint32_t SharedSession::RepliesTail() const { return Load(head_->replies_tail); }
 
+absl::StatusOr<SharedRows> SharedSession::MakeRows(std::shared_ptr<SharedSession> session,
+                                                   size_t elements) {
+  const uint64_t bytes = AlignUp(elements * sizeof(uint16_t));
+  std::optional<uint64_t> at;
+  {
+    const std::lock_guard<std::mutex> lock(session->mutex_);
+    at = session->arena_.Take(bytes);
+  }
+  if (!at.has_value()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "MakeRows: the session has no ", bytes, " bytes left of ", session->bytes_max(),
+        "; drop rows, or open the client with more shared_memory_bytes"));
+  }
+  uint8_t* const begin = session->memory_ + session->layout_.data_at + *at;
+  const auto give_back = [session = std::move(session), at = *at, bytes](void*) {
+    const std::lock_guard<std::mutex> lock(session->mutex_);
+    session->arena_.GiveBack(at, bytes);
+    if (session->waiters_ > 0) session->changed_.notify_all();
+  };
+  return SharedRows(std::shared_ptr<void>(begin, give_back),
+                    {reinterpret_cast<uint16_t*>(begin), elements});
+}
+
+bool SharedSession::IsInPlace(absl::Span<const uint16_t> tensor) const {
+  const auto* const begin = reinterpret_cast<const uint8_t*>(tensor.data());
+  const uint8_t* const data = memory_ + layout_.data_at;
+  return !tensor.empty() && std::less_equal<>()(data, begin) &&
+         std::less<>()(begin, data + layout_.data_bytes);
+}
+
+uint64_t SharedSession::RoomLeftFor(const SharedMessage& message) const {
+  uint64_t bytes = RoomFor(message);
+  for (const auto tensor : {message.q, message.k, message.v}) {
+    if (IsInPlace(tensor)) bytes -= AlignUp(tensor.size() * sizeof(uint16_t));
+  }
+  return bytes;
+}
+
 void SharedSession::Copy(const SharedMessage& message, uint64_t at, shm::Request* request) const {
   uint8_t* const data = memory_ + layout_.data_at;
   const auto place = [&](absl::Span<const uint8_t> bytes, uint64_t* field_at,
@@ -200,15 +239,21 @@ void SharedSession::Copy(const SharedMessage& message, uint64_t at, shm::Request
   };
   place({reinterpret_cast<const uint8_t*>(message.head.data()), message.head.size()},
         &request->head_at, &request->head_bytes);
-  place(Bytes(message.q), &request->q_at, &request->q_bytes);
-  place(Bytes(message.k), &request->k_at, &request->k_bytes);
-  place(Bytes(message.v), &request->v_at, &request->v_bytes);
+  const auto place_rows = [&](absl::Span<const uint16_t> rows, uint64_t* field_at,
+                              uint64_t* field_bytes) {
+    if (!IsInPlace(rows)) return place(Bytes(rows), field_at, field_bytes);
+    *field_at = static_cast<uint64_t>(reinterpret_cast<const uint8_t*>(rows.data()) - data);
+    *field_bytes = rows.size() * sizeof(uint16_t);
+  };
+  place_rows(message.q, &request->q_at, &request->q_bytes);
+  place_rows(message.k, &request->k_at, &request->k_bytes);
+  place_rows(message.v, &request->v_at, &request->v_bytes);
   request->reply_at = at;
 }
 
 absl::StatusOr<SharedCallPtr> SharedSession::Send(const SharedMessage& message, uint64_t id,
                                                   Time until, std::shared_ptr<SharedInbox> inbox) {
-  const uint64_t bytes = RoomFor(message);
+  const uint64_t bytes = RoomLeftFor(message);
   if (bytes > bytes_max() || message.head.size() > shm::kHeadBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the request and its reply take ", bytes, " bytes, ", message.head.size(),

@@ -92,6 +92,9 @@ class SharedSession {
   static uint64_t RoomFor(const DecodeArgs& args);  // at most, before there is a message
   static uint64_t RoomFor(uint64_t append_bytes);   // of k and v of one layer
   uint64_t bytes_max() const { return layout_.data_bytes; }
+  // The session lives as long as they do; a later one copies them as it does others.
+  static absl::StatusOr<SharedRows> MakeRows(std::shared_ptr<SharedSession> session,
+                                             size_t elements);
   bool is_broken() const { return is_broken_.load(std::memory_order_acquire); }
 
   // Waits for room, `until` at the latest. INVALID_ARGUMENT: the message is larger than the
@@ -122,6 +125,8 @@ class SharedSession {
   void Convert(const shm::Reply& reply, SharedCall* call) const;
   void Finish(const SharedCallPtr& call);
   void BreakAll();
+  bool IsInPlace(absl::Span<const uint16_t> tensor) const;
+  uint64_t RoomLeftFor(const SharedMessage& message) const;  // but for what is in place
   void Copy(const SharedMessage& message, uint64_t at, shm::Request* request) const;
   uint32_t RepliesTail() const;
 

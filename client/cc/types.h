@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -60,6 +62,20 @@ struct Options {
 struct TransportState {
   Transport in_use = Transport::kGrpc;
   std::string why_not_shared = {};  // empty while shared memory is in use
+};
+
+// Memory for bf16 elements, on this host where the daemon reads them: as q, k or v of a call, spans
+// of it are not copied on this side. Until the call has its answer nobody may write to them. Copies
+// share the memory, which goes with the last.
+class SharedRows {
+ public:
+  SharedRows(std::shared_ptr<void> owner, absl::Span<uint16_t> elements)
+      : owner_(std::move(owner)), elements_(elements) {}
+  absl::Span<uint16_t> elements() const { return elements_; }
+
+ private:
+  std::shared_ptr<void> owner_;
+  absl::Span<uint16_t> elements_;
 };
 
 // Names a sequence; opaque.

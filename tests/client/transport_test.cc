@@ -162,6 +162,52 @@ TEST(Transport, AStreamOfStepsSurvivesItsSessions) {
   for (uint64_t pos = 0; pos < kSteps; ++pos) EXPECT_EQ(answers[pos], answers[kSteps + pos]) << pos;
 }
 
+// Rows of a session that holds them once, but not a copy beside them.
+TEST(Transport, RowsInPlaceAreNotCopied) {
+  const DaemonProcess daemon(kConfig);
+  const auto client = Connect(daemon, Transport::kSharedMemory, 1 << 20);
+  auto rows = client->MakeRows(2000 * kKvRow);  // half of it
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  std::fill(rows->elements().begin(), rows->elements().end(), uint16_t{0x4000});
+  EXPECT_EQ(client->MakeRows(2100 * kKvRow).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(client->MakeRows(0).status().code(), absl::StatusCode::kInvalidArgument);
+
+  const std::vector<Sequence> seqs = client->CreateSequences({.expected_tokens = 2000}).value();
+  const Handle handle = seqs[0].handle();
+  const absl::Span<const uint16_t> span = rows->elements();
+  ASSERT_TRUE(client->Append({.handle = handle, .n = 2000, .k = span, .v = span}).ok());
+  const uint64_t pos = 1999;
+  const auto reply = client->Decode(
+      {.handles = {&handle, 1}, .positions = {&pos, 1}, .q = span.subspan(kQRow, kQRow)});
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->out_bf16, std::vector<uint16_t>(kQRow, 0x4000));
+
+  rows = absl::CancelledError("dropped");
+  EXPECT_TRUE(client->MakeRows(2100 * kKvRow).ok());
+}
+
+TEST(Transport, RowsInPlaceOutliveTheirSessionAndGoByGrpcToo) {
+  const DaemonProcess daemon(kConfig);
+  for (const Transport transport : {Transport::kSharedMemory, Transport::kGrpc}) {
+    const auto client =
+        Client::Connect({.target = daemon.target(), .backoff_ms_min = 1, .transport = transport})
+            .value();
+    const SharedRows rows = client->MakeRows(kQRow).value();
+    std::fill(rows.elements().begin(), rows.elements().end(), uint16_t{0x4000});
+    const absl::Span<const uint16_t> q = rows.elements();
+    const absl::Span<const uint16_t> kv = q.first(kKvRow);
+    const std::vector<Sequence> seqs = client->CreateSequences({}).value();
+    const Handle handle = seqs[0].handle();
+    for (uint64_t pos = 0; pos < 3; ++pos) {
+      const auto reply = client->Decode(
+          {.handles = {&handle, 1}, .positions = {&pos, 1}, .q = q, .k = kv, .v = kv});
+      ASSERT_TRUE(reply.ok()) << reply.status();
+      EXPECT_EQ(reply->out_bf16, std::vector<uint16_t>(kQRow, 0x4000));
+      EXPECT_EQ(CutSessions() > 0, transport == Transport::kSharedMemory);
+    }
+  }
+}
+
 TEST(Transport, ManyThreadsShareASession) {
   const DaemonProcess daemon(kConfig);
   const auto client = Connect(daemon, Transport::kSharedMemory);
