@@ -1,6 +1,7 @@
 // bench/daemon_bench.cc: a load of real clients on a running daemon.
 //   daemon_bench TARGET --clients=N --processes=N --batch=N --in_flight=N --seq_len=N --prompts=N
-//                       --steps=N --append_tokens=N --transport=grpc|shared_memory
+//                       --steps=N --append_tokens=N --in_place=1
+//                       --transport=grpc|shared_memory
 // The clients are threads, spread over `processes`, with a connection each. A client has in_flight
 // groups of `batch` sequences of seq_len tokens. A step of a group decodes every layer of the
 // model, one after the other, each with a token appended, as a serving engine does; its groups
@@ -19,6 +20,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +28,7 @@
 #include "bench/daemon_rows.h"
 #include "client/cc/client.h"
 #include "client/cc/decode_stream.h"
+#include "server/malloc_options.h"
 
 namespace {
 
@@ -46,6 +49,7 @@ struct Load {
   int64_t prompts = 1;
   int64_t steps = 50;
   int64_t append_tokens = 0;
+  int64_t in_place = 0;  // 1: rows lie in the session from the start (Client::MakeRows)
   Transport transport = Transport::kGrpc;
 };
 
@@ -102,13 +106,39 @@ class Pipe {
   int ends_[2];
 };
 
+// Rows of a load, in memory of ours or in place.
+class LoadRows {
+ public:
+  LoadRows(Client& client, const Load& load, size_t elements, uint32_t seed)
+      : own_(Rows(elements, seed)), span_(own_) {
+    if (load.in_place == 0 || elements == 0) return;
+    in_place_ = Must(client.MakeRows(elements));
+    std::copy(own_.begin(), own_.end(), in_place_->elements().begin());
+    span_ = in_place_->elements();
+    own_ = {};
+  }
+  absl::Span<const uint16_t> span() const { return span_; }
+
+ private:
+  std::vector<uint16_t> own_;  // its elements stay where they are when it is moved
+  std::optional<fp8kvd::client::SharedRows> in_place_;
+  absl::Span<const uint16_t> span_;
+};
+
+// Rows for AppendLayers: of so many tokens at a time.
+constexpr int64_t kPromptTokens = 8192;
+LoadRows PromptRows(Client& client, const Load& load, const ModelInfo& model, int64_t tokens,
+                    uint32_t seed) {
+  const int64_t row = int64_t{model.kv_heads} * model.head_dim;
+  return {client, load, static_cast<size_t>(std::min(kPromptTokens, tokens) * row), seed};
+}
+
 void AppendLayers(Client& client, const ModelInfo& model, const Handle& handle, int64_t tokens,
-                  uint32_t seed) {
-  constexpr int64_t kTokensMax = 8192;
+                  absl::Span<const uint16_t> prompt) {
   const auto row = static_cast<size_t>(model.kv_heads) * model.head_dim;
-  for (int64_t pos = 0; pos < tokens; pos += kTokensMax) {
-    const int64_t n = std::min(kTokensMax, tokens - pos);
-    const auto rows = Rows(n * row, seed + static_cast<uint32_t>(pos));
+  for (int64_t pos = 0; pos < tokens; pos += kPromptTokens) {
+    const int64_t n = std::min(kPromptTokens, tokens - pos);
+    const auto rows = prompt.first(static_cast<size_t>(n) * row);
     for (uint32_t layer = 0; layer < model.layers; ++layer) {
       Must(client.Append({.model = model.name,
                           .handle = handle,
@@ -139,8 +169,8 @@ class Group {
       sequences_.push_back(std::move(forks[0]));
     }
     const auto dims = static_cast<size_t>(model.head_dim) * handles_.size();
-    q_ = Rows(dims * model.q_heads, static_cast<uint32_t>(index));
-    kv_ = Rows(dims * model.kv_heads, static_cast<uint32_t>(index) + 99);
+    q_.emplace(client, load, dims * model.q_heads, static_cast<uint32_t>(index));
+    kv_.emplace(client, load, dims * model.kv_heads, static_cast<uint32_t>(index) + 99);
   }
 
   bool is_over() const { return call_ == load_.steps * model_.layers; }
@@ -154,9 +184,9 @@ class Group {
                           .layer = static_cast<uint32_t>(call_ % model_.layers),
                           .handles = handles_,
                           .positions = positions_,
-                          .q = q_,
-                          .k = kv_,
-                          .v = kv_}));
+                          .q = q_->span(),
+                          .k = kv_->span(),
+                          .v = kv_->span()}));
   }
   void Take(const fp8kvd::client::StreamReply& reply, Times* times) {
     Must(reply.status);
@@ -174,7 +204,7 @@ class Group {
   std::vector<Sequence> sequences_;
   std::vector<Handle> handles_;
   std::vector<uint64_t> positions_;
-  std::vector<uint16_t> q_, kv_;
+  std::optional<LoadRows> q_, kv_;
   int64_t call_ = 0;
   bool is_under_way_ = false;
   Clock::time_point begin_;
@@ -233,16 +263,21 @@ void RunProcess(const std::string& target, const Load& load, int64_t index, cons
     mine.push_back(std::move(
         Must(worker.client->CreateSequences({.model = model.name, .expected_tokens = 0}))[0]));
   }
+  std::vector<LoadRows> prompt;
+  for (const Worker& worker : workers) {
+    prompt.push_back(
+        PromptRows(*worker.client, load, model, load.append_tokens, static_cast<uint32_t>(index)));
+  }
   reports.Put('r');
   orders.Get<char>();
   if (load.append_tokens > 0) {
     ForEach(workers, [&](Worker& worker) {
       const auto at = static_cast<size_t>(&worker - workers.data());
-      AppendLayers(*worker.client, model, mine[at].handle(), load.append_tokens,
-                   static_cast<uint32_t>(at));
+      AppendLayers(*worker.client, model, mine[at].handle(), load.append_tokens, prompt[at].span());
     });
   }
   mine.clear();
+  prompt.clear();
   reports.Put('a');
   orders.Get<char>();
   ForEach(workers, [&](Worker& worker) { worker.Run(load); });
@@ -291,8 +326,9 @@ int Run(const std::string& target, const Load& load) {
       {.model = model.name, .count = static_cast<uint32_t>(load.prompts), .expected_tokens = 0}));
   std::vector<Handle> prompts;
   for (const Sequence& sequence : sequences) {
-    AppendLayers(*client, model, sequence.handle(), load.seq_len,
-                 static_cast<uint32_t>(prompts.size()) * 7919);
+    const LoadRows rows = PromptRows(*client, load, model, load.seq_len,
+                                     static_cast<uint32_t>(prompts.size()) * 7919);
+    AppendLayers(*client, model, sequence.handle(), load.seq_len, rows.span());
     prompts.push_back(sequence.handle());
   }
   for (const auto& process : processes) {
@@ -338,10 +374,16 @@ int main(int argc, char** argv) {
     const struct {
       const char* name;
       int64_t* value;
-    } flags[] = {{"--clients=", &load.clients}, {"--processes=", &load.processes},
-                 {"--batch=", &load.batch},     {"--in_flight=", &load.in_flight},
-                 {"--seq_len=", &load.seq_len}, {"--prompts=", &load.prompts},
-                 {"--steps=", &load.steps},     {"--append_tokens=", &load.append_tokens}};
+      bool is_optional = false;  // may be 0
+    } flags[] = {{"--clients=", &load.clients},
+                 {"--processes=", &load.processes},
+                 {"--batch=", &load.batch},
+                 {"--in_flight=", &load.in_flight},
+                 {"--seq_len=", &load.seq_len},
+                 {"--prompts=", &load.prompts},
+                 {"--steps=", &load.steps},
+                 {"--append_tokens=", &load.append_tokens, true},
+                 {"--in_place=", &load.in_place, true}};
     const std::string argument = argv[i];
     if (argument == "--transport=shared_memory") load.transport = Transport::kSharedMemory;
     bool is_known = argument == "--transport=shared_memory" || argument == "--transport=grpc";
@@ -349,7 +391,7 @@ int main(int argc, char** argv) {
       const size_t length = std::strlen(flag.name);
       if (std::strncmp(argv[i], flag.name, length) != 0) continue;
       *flag.value = std::strtoll(argv[i] + length, nullptr, 10);
-      is_known = *flag.value >= 1;
+      is_known = *flag.value >= (flag.is_optional ? 0 : 1);
     }
     if (!is_known) argc = 0;  // the usage
   }
@@ -357,9 +399,10 @@ int main(int argc, char** argv) {
     std::fputs(
         "usage: daemon_bench TARGET [--clients=N] [--processes=N, a divisor of clients] "
         "[--batch=N] [--in_flight=N] [--seq_len=N] [--prompts=N] [--steps=N] [--append_tokens=N] "
-        "[--transport=grpc|shared_memory]\n",
+        "[--in_place=1] [--transport=grpc|shared_memory]\n",
         stderr);
     return 2;
   }
+  fp8kvd::TuneMalloc();  // as who keeps its buffers
   return Run(argv[1], load);
 }

@@ -7,24 +7,27 @@ Runs on the GPU node alone, standard library only, in some five minutes. --prefi
 every program that is not static, for a node without our libraries ("lib/ld-linux-x86-64.so.2
 --library-path lib"). --rehearse runs all that needs no GPU in a tenth of the size: fp8kvd_timed
 stands for the daemon, a daemon on the CPU answers the captures; its figures mean nothing.
---two_gpus, on a node with two, runs the part of that name alone and adds it to what --out holds.
-  step     fp8kv_step_bench: a step through the backend alone
-  replay   fp8kvctl replay of the captures in tests/data, held against their contract
-  agree    daemon_agree: this daemon and one with --device=cpu answer alike
-  rpc      rpc_bench --target: calls and bytes against a raw gRPC echo in the same run
-  bench    fp8kvctl bench --breakdown: where a call's time goes
-  one      daemon_bench: one item at a time, over gRPC and shared memory in turns
-  busy     daemon_bench: batches of 128 over shared memory, by processes and groups of each
-  append   daemon_bench: prompts over shared memory, by processes
-  beside   daemon_bench: one item at a time over shared memory, alone and beside such prompts
-  crowd    daemon_bench: 64 clients of long sequences over gRPC, by pollers and processes
-  two_gpus  daemon_bench: long sequences in batches over shared memory, on GPU 0, on GPUs 0 and 1,
-           and on GPU 0 again
+--parts=NAME,... runs those alone and adds them to what --out holds, each with its commit. At
+SIGTERM it writes what it has. --two_gpus, on a node with two, is --parts=two_gpus.
+  steps     fp8kv_step_bench: a step through the backend alone
+  captures  fp8kvctl replay of the captures in tests/data, held against their contract, and
+            daemon_agree: this daemon and one with --device=cpu answer alike
+  rpc       rpc_bench --target: calls and bytes against a raw gRPC echo in the same run
+  one       one item at a time, over gRPC and shared memory in turns (daemon_bench), and fp8kvctl
+            bench --breakdown: where a call's time goes
+  busy      batches of 128 over shared memory, by processes and groups of each (daemon_bench, as
+            all that follows)
+  append    prompts over shared memory, by processes
+  beside    one item at a time over shared memory, alone and beside such prompts
+  crowd     64 clients of long sequences, over shared memory and over gRPC, by processes
+  two_gpus  long sequences in batches over shared memory, on GPU 0, on GPUs 0 and 1, and on GPU 0
+            again
 """
 
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import shlex
 import signal
@@ -34,6 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import typing
 import urllib.request
 
 CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")  # of loopback, too
@@ -43,9 +47,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNEL_US_128 = 129.8
 BENCH_MODEL = """
 server { listen_address: "127.0.0.1:0" http_address: "127.0.0.1:%(http)d" }
-# A message of 128 items takes a slot of 16 MiB: nine of them.
-engine { device: %(device)s devices: "%(devices)s" staging_bytes: 2147483648 }
-cache { seqs_max: 2048 seq_len_max: 524288 }
+# A message of 128 items takes a slot of 16 MiB: sixteen of them.
+engine { device: %(device)s devices: "%(devices)s" staging_bytes: 4294967296 }
+cache { seqs_max: 4096 seq_len_max: 524288 }
 policy { allow_fp8_kv: true }
 models {
   name: "bench" layers: 8 q_heads: 64 kv_heads: 8 head_dim: 128
@@ -71,9 +75,24 @@ class Programs:
         return done.stdout
 
 
+class Running(typing.NamedTuple):
+    target: str
+    pid: int
+
+    def thread_seconds(self):
+        """What each thread has had of the processors, by its id."""
+        tick = os.sysconf("SC_CLK_TCK")
+        seconds = {}
+        for thread in pathlib.Path(f"/proc/{self.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                words = (thread / "stat").read_text().rpartition(")")[2].split()
+                seconds[thread.name] = (int(words[11]) + int(words[12])) / tick
+        return seconds
+
+
 @contextlib.contextmanager
 def daemon(programs, config, log, *flags, program="fp8kvd"):
-    """A daemon of this configuration; gives its address. It must end with exit code 0."""
+    """A daemon of this configuration, which must end with exit code 0."""
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         (folder / "config.textproto").write_text(config)
@@ -88,7 +107,7 @@ def daemon(programs, config, log, *flags, program="fp8kvd"):
                 if process.poll() is not None or time.monotonic() - started > 90:
                     raise RuntimeError(f"fp8kvd does not start, see {log.name}")
                 time.sleep(0.05)
-            yield "127.0.0.1:" + port_file.read_text().strip()
+            yield Running("127.0.0.1:" + port_file.read_text().strip(), process.pid)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -119,10 +138,10 @@ def captures(programs, args, out, log):
     files = sorted(str(path) for path in (ROOT / "tests/data/captures").glob("*.safetensors"))
     device = "cpu" if args.rehearse else "cuda"
     with daemon(programs, example_config(device), log) as gpu:
-        out["replay"] = json.loads(programs.run("fp8kvctl", "replay", f"--target={gpu}", "--json",
-                                                *files))
+        out["replay"] = json.loads(programs.run("fp8kvctl", "replay", f"--target={gpu.target}",
+                                                "--json", *files))
         with daemon(programs, example_config("cpu"), log) as cpu:
-            out["agree"] = json.loads(programs.run("daemon_agree", gpu, cpu))
+            out["agree"] = json.loads(programs.run("daemon_agree", gpu.target, cpu.target))
 
 
 def free_port():
@@ -131,12 +150,12 @@ def free_port():
         return door.getsockname()[1]
 
 
-def metric(http, name):
+def metrics(http):
+    """Every metric of the daemon, by name and labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{http}/metrics", timeout=10) as reply:
-        for line in reply.read().decode().splitlines():
-            if line.startswith(name + " "):
-                return float(line.split()[1])
-    raise RuntimeError(f"no metric {name}")
+        lines = reply.read().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
 
 
 class Bench:
@@ -155,62 +174,92 @@ class Bench:
     def scaled(self, count):
         return max(1, count // 10) if self.args.rehearse else count
 
-    def argv(self, target, **flags):
-        return self.programs.argv("daemon_bench", target,
+    def argv(self, running, **flags):
+        return self.programs.argv("daemon_bench", running.target,
                                   *(f"--{key}={value}" for key, value in flags.items()))
 
-    def load(self, target, **flags):
-        """What daemon_bench prints, and the mean rows of the launches meanwhile."""
-        before = [metric(self.http, name) for name in LAUNCHED]
-        done = subprocess.run(self.argv(target, **flags), capture_output=True, text=True,
+    def load(self, running, said=(), **flags):
+        """What daemon_bench prints, and what the daemon says of that time: means of its stages, and
+        its threads' part of the processors while prompts, warm-up and load ran."""
+        before, threads, began = metrics(self.http), running.thread_seconds(), time.monotonic()
+        done = subprocess.run(self.argv(running, **flags), capture_output=True, text=True,
                               timeout=120, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"daemon_bench {flags}: {done.stderr[-2000:]}")
-        rows, launches = (metric(self.http, name) - old for name, old in zip(LAUNCHED, before))
-        return {**json.loads(done.stdout), "rows_per_launch": round(rows / max(1, launches), 2)}
+        after, wall_s = metrics(self.http), time.monotonic() - began
+        used = sorted((seconds - threads.get(name, 0)) / wall_s
+                      for name, seconds in running.thread_seconds().items())
+
+        def mean(total, count, scale):
+            return round(scale * (after[total] - before[total]) /
+                         max(1, after[count] - before[count]), 2)
+
+        got = {**dict(said), **json.loads(done.stdout),
+               "rows_per_launch": mean(*LAUNCHED, 1),
+               **{f"{part}_us_mean": mean(f"fp8kvd_{part}_seconds_sum",
+                                          f"fp8kvd_{part}_seconds_count", 1e6)
+                  for part in ("stage", "queue", "kernel", "reply")},
+               "daemon_cores": round(sum(used), 2),
+               "busiest_threads": [round(part, 2) for part in used[:-7:-1]]}
+        print(f"  {json.dumps(got)}", flush=True)
+        return got
 
 
 LAUNCHED = ("fp8kvd_rows_total", 'fp8kvd_launches_total{kind="decode"}')
+TAKEN = "fp8kvd_device_allocations_total"
 SHM = {"transport": "shared_memory"}
 
 
-def calls(programs, args, out, log):
+def rpc(programs, args, out, log):
     bench = Bench(programs, args, log)
-    with bench.daemon() as target:
-        taken = metric(bench.http, "fp8kvd_device_allocations_total")
-        out["rpc"] = json.loads(programs.run("rpc_bench", f"--target={target}",
+    with bench.daemon() as running:
+        out["rpc"] = json.loads(programs.run("rpc_bench", f"--target={running.target}",
                                              *(["--smoke"] if args.rehearse else [])))
-        out["bench"] = [
-            json.loads(programs.run("fp8kvctl", "bench", f"--target={target}", "--json",
-                                    "--breakdown", f"--seconds={bench.scaled(20) / 10}",
-                                    f"--batch={batch}", f"--seq_len={seq_len}",
-                                    f"--in_flight={in_flight}"))
-            for batch, seq_len, in_flight in ((1, 1024, 1), (8, 1024, 1), (64, 1024, 1),
-                                              (128, 2048, 1), (128, 2048, 4))]
-        out["one"] = [bench.load(target, clients=1, steps=bench.scaled(500), transport=transport)
-                      for _ in range(3) for transport in ("grpc", "shared_memory")]
-        out["allocations_after_ready"] = metric(bench.http,
-                                                "fp8kvd_device_allocations_total") - taken
+
+
+def one(programs, args, out, log):
+    bench = Bench(programs, args, log)
+    out["one"], out["bench"] = [], []
+    with bench.daemon() as running:
+        taken = metrics(bench.http)[TAKEN]
+        for transport in 3 * ("grpc", "shared_memory"):
+            out["one"].append(bench.load(running, clients=1, steps=bench.scaled(500),
+                                         transport=transport))
+        for batch, seq_len, in_flight in ((1, 1024, 1), (8, 1024, 1), (64, 1024, 1),
+                                          (128, 2048, 1), (128, 2048, 4)):
+            out["bench"].append(json.loads(
+                programs.run("fp8kvctl", "bench", f"--target={running.target}", "--json",
+                             "--breakdown", f"--seconds={bench.scaled(20) / 10}",
+                             f"--batch={batch}", f"--seq_len={seq_len}",
+                             f"--in_flight={in_flight}")))
+            print(f"  {json.dumps(out['bench'][-1])}", flush=True)
+        out["allocations_after_ready"] = metrics(bench.http)[TAKEN] - taken
         if out["allocations_after_ready"] != 0:
             raise RuntimeError("the daemon took device memory after it was ready")
 
 
-def shared_memory(programs, args, out, log):
+def busy(programs, args, out, log):
     bench = Bench(programs, args, log)
-    out["busy"], out["append"] = [], []
-    for threads in (2, 4, 8):
-        with bench.daemon(f"--shm_threads={threads}") as target:
-            for processes, groups in ((1, 3), (2, 3), (4, 2), (8, 1)):
-                out["busy"].append({
-                    "shm_threads": threads,
-                    **bench.load(target, clients=processes, processes=processes, batch=128,
-                                 in_flight=groups, seq_len=2048, prompts=8,
-                                 steps=bench.scaled(60), **SHM)})
-            for processes in (1, 4, 8):
-                out["append"].append({
-                    "shm_threads": threads,
-                    **bench.load(target, clients=processes, processes=processes, steps=1,
-                                 append_tokens=bench.scaled(32768), **SHM)})
+    out["busy"] = []
+    for threads, loads in ((4, ((4, 2, 0), (4, 2, 1))), (8, ((4, 3, 1), (8, 2, 0), (8, 2, 1)))):
+        with bench.daemon(f"--shm_threads={threads}") as running:
+            for processes, groups, in_place in loads:
+                out["busy"].append(bench.load(
+                    running, {"shm_threads": threads, "in_place": in_place}, clients=processes,
+                    processes=processes, batch=128, in_flight=groups, seq_len=2048, prompts=8,
+                    steps=bench.scaled(100), in_place=in_place, **SHM))
+
+
+def append(programs, args, out, log):
+    bench = Bench(programs, args, log)
+    out["append"] = []
+    for threads, loads in ((2, ((1, 0), (1, 1))), (8, ((4, 0), (8, 0), (8, 1)))):
+        with bench.daemon(f"--shm_threads={threads}") as running:
+            for processes, in_place in loads:
+                out["append"].append(bench.load(
+                    running, {"shm_threads": threads, "in_place": in_place}, clients=processes,
+                    processes=processes, steps=1, in_place=in_place,
+                    append_tokens=bench.scaled(262144 // processes), **SHM))
 
 
 def beside(programs, args, out, log):
@@ -218,21 +267,21 @@ def beside(programs, args, out, log):
     bench = Bench(programs, args, log)
     tokens = "fp8kvd_append_tokens_total"
     out["beside"] = []
-    with bench.daemon() as target:
+    with bench.daemon() as running:
         for _ in range(3):
-            one = {"clients": 1, "steps": bench.scaled(1000), **SHM}
-            alone = bench.load(target, **one)
+            single = {"clients": 1, "steps": bench.scaled(1000), **SHM}
+            alone = bench.load(running, **single)
             uploads = subprocess.Popen(
-                bench.argv(target, clients=2, processes=2, steps=1,
+                bench.argv(running, clients=2, processes=2, steps=1,
                            append_tokens=bench.scaled(400_000), **SHM),
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
-                started = metric(bench.http, tokens) + 50_000  # beyond its prompt
-                while metric(bench.http, tokens) < started:
+                started = metrics(bench.http)[tokens] + 50_000  # beyond its prompt
+                while metrics(bench.http)[tokens] < started:
                     if uploads.poll() is not None:
                         raise RuntimeError("the uploads ended at once")
                     time.sleep(0.01)
-                with_uploads = bench.load(target, **one)
+                with_uploads = bench.load(running, **single)
                 was_beside = uploads.poll() is None
             finally:
                 uploads.wait(timeout=120)
@@ -243,17 +292,15 @@ def beside(programs, args, out, log):
 def crowd(programs, args, out, log):
     bench = Bench(programs, args, log)
     seq_len = bench.scaled(32768)
-    out["crowd"] = []
-    for pollers, ways in ((2, (1, 16)), (4, (16,)), (8, (16, 64))):
-        with bench.daemon(f"--poller_threads={pollers}") as target:
-            for processes in ways:
-                out["crowd"].append({
-                    "poller_threads": pollers,
-                    **bench.load(target, clients=64, processes=processes, seq_len=seq_len,
-                                 prompts=args.prompts, steps=bench.scaled(60))})
-            if pollers == 2:
-                out["crowd_of_one"] = bench.load(target, clients=1, seq_len=seq_len,
-                                                 steps=bench.scaled(60))
+    out["crowd"], out["crowd_of_one"] = [], []
+    with bench.daemon("--poller_threads=8", "--shm_threads=8") as running:
+        for transport in ("shared_memory", "grpc"):
+            for processes in (16, 64):
+                out["crowd"].append(bench.load(
+                    running, clients=64, processes=processes, seq_len=seq_len,
+                    prompts=args.prompts, steps=bench.scaled(60), transport=transport))
+            out["crowd_of_one"].append(bench.load(running, clients=1, seq_len=seq_len,
+                                                  steps=bench.scaled(60), transport=transport))
 
 
 def two_gpus(programs, args, out, log):
@@ -263,11 +310,14 @@ def two_gpus(programs, args, out, log):
     bench = Bench(programs, args, log)
     out["two_gpus"] = []
     for devices in ("0", "0,1", "0"):
-        with bench.daemon("--shm_threads=8", devices=devices) as target:
-            out["two_gpus"].append({
-                "devices": devices,
-                **bench.load(target, clients=8, processes=8, batch=16, in_flight=2, prompts=8,
-                             seq_len=32768, steps=bench.scaled(60), **SHM)})
+        with bench.daemon("--shm_threads=8", devices=devices) as running:
+            out["two_gpus"].append(bench.load(
+                running, {"devices": devices}, clients=8, processes=8, batch=16, in_flight=2,
+                prompts=8, seq_len=bench.scaled(32768), steps=bench.scaled(60), **SHM))
+
+
+PARTS = {part.__name__: part
+         for part in (steps, captures, rpc, one, busy, append, beside, crowd, two_gpus)}
 
 
 def summarize(out):
@@ -283,20 +333,22 @@ def summarize(out):
         if "bidi4_128_items" in out["rpc"]:  # not in a rehearsal
             out["grpc_bytes_over_echo"] = out["rpc"]["bidi4_128_items"]["ratio"]
         out["append_over_upload_grpc"] = out["rpc"]["upload_1mib_chunks"]["ratio"]
-    if "one" in out:
-        out["shm_us_p50"] = statistics.median(
-            run["us_p50"] for run in out["one"] if run["transport"] == "shared_memory")
-    if out.get("crowd"):
-        best = max(out["crowd"], key=lambda run: run["calls_per_s"])
-        out["mean_batch_64_clients"] = best["batch_items_mean"]
-        out["rows_per_launch_64_clients"] = best["rows_per_launch"]
+    shm = [run["us_p50"] for run in out.get("one", []) if run["transport"] == "shared_memory"]
+    if shm:
+        out["shm_us_p50"] = statistics.median(shm)
+    for transport, suffix in (("shared_memory", ""), ("grpc", "_grpc")):
+        runs = [run for run in out.get("crowd", []) if run["transport"] == transport]
+        if runs:
+            best = max(runs, key=lambda run: run["calls_per_s"])
+            out["mean_batch_64_clients" + suffix] = best["batch_items_mean"]
+            out["rows_per_launch_64_clients" + suffix] = best["rows_per_launch"]
     if out.get("busy"):
         out["kernel_busy_ratio_shm"] = max(
             run["calls_per_s"] for run in out["busy"]) * KERNEL_US_128 / 1e6
     if out.get("append") and "steps" in out:
         out["append_over_h2d_shm"] = max(
             run["append_gbps"] for run in out["append"]) / out["steps"]["bus_gbps"]["in"]
-    if "two_gpus" in out:
+    if len(out.get("two_gpus", [])) == 3:
         before, two, after = (run["calls_per_s"] for run in out["two_gpus"])
         out["two_gpu_speedup"] = 2 * two / (before + after)
     ratios = [run["beside"]["us_p99"] / run["alone"]["us_p99"] for run in out.get("beside", [])
@@ -314,33 +366,34 @@ def main():
     parser.add_argument("--seqs", type=int, default=72, help="of 33,024 tokens in the pool")
     parser.add_argument("--prompts", type=int, default=4, help="that the 64 sequences fork from")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: see above")
-    parser.add_argument("--two_gpus", action="store_true", help="that part alone: see above")
+    parser.add_argument("--parts", default="", help="those alone: see above")
+    parser.add_argument("--two_gpus", action="store_true", help="--parts=two_gpus")
     args = parser.parse_args()
-    programs = Programs(args.bin, args.prefix)
-    out = {"commit": args.commit, "congestion_control": CONGESTION.read_text().strip(),
+    names = "two_gpus" if args.two_gpus else args.parts
+    chosen = [PARTS[name] for name in names.split(",")] if names else list(PARTS.values())[:-1]
+    path = pathlib.Path(args.out)
+    now = {"commit": args.commit, "congestion_control": CONGESTION.read_text().strip(),
            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    parts = (steps, captures, calls, shared_memory, beside, crowd)
-    if args.two_gpus:
-        parts = (two_gpus,)
-        with contextlib.suppress(FileNotFoundError):
-            out = {**json.loads(pathlib.Path(args.out).read_text()),
-                   "two_gpus_commit": args.commit}
+    out = json.loads(path.read_text()) if names and path.exists() else dict(now)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     failed = []
     with open(args.out + ".log", "w") as log:
-        for part in parts:
+        for part in chosen:
+            started = time.monotonic()
+            if names:
+                out.setdefault("parts", {})[part.__name__] = now
             try:
-                started = time.monotonic()
-                part(programs, args, out, log)
-                print(f"{part.__name__}: {time.monotonic() - started:.0f} s", flush=True)
+                part(Programs(args.bin, args.prefix), args, out, log)
             except Exception as error:  # the other parts are worth having
                 failed.append(f"{part.__name__}: {error}")
-    summarize(out)
-    pathlib.Path(args.out).write_text(json.dumps(out, indent=1) + "\n")
+                print(failed[-1], flush=True)
+            finally:
+                summarize(out)
+                path.write_text(json.dumps(out, indent=1) + "\n")
+            print(f"{part.__name__}: {time.monotonic() - started:.0f} s", flush=True)
     for key, value in out.items():
         if isinstance(value, float):
             print(f"{key}: {value}")
-    for line in failed:
-        print(line, file=sys.stderr)
     return 1 if failed else 0
 
 
