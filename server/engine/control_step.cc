@@ -11,6 +11,10 @@
 namespace fp8kvd::engine {
 namespace {
 
+// Places of the store that a list goes over in one turn; what comes then is for the next page. The
+// store's own bound is of one model.
+constexpr int64_t kListPlacesMax = 65536;
+
 // list_after: a model in the upper half, the store's cursor within it in the lower.
 constexpr int32_t kCursorBits = 32;
 
@@ -192,15 +196,17 @@ void ControlStep::List(ControlRequest* request, int64_t now_ms) {
   const size_t count =
       static_cast<size_t>(request->count < 1 ? kItemsMax : std::min(request->count, kItemsMax));
   std::vector<cache::SeqHandle> handles(count);
-  while (request->infos.size() < count) {
+  for (int64_t places = 0; request->infos.size() < count && places < kListPlacesMax;) {
     if (cursor >= cursor_end) {
       if (request->model >= 0 || model + 1 >= models) break;
       ++model;
       cursor = 0;
     }
+    const uint32_t begin = cursor;
     const int32_t found =
         context_.store.List(static_cast<int32_t>(model), request->tenant, &cursor,
                             absl::MakeSpan(handles).subspan(0, count - request->infos.size()));
+    places += cursor - begin;
     for (int32_t i = 0; i < found; ++i) {
       request->infos.push_back(
           InfoOf(handles[i], *context_.store.Find(handles[i], request->tenant), now_ms));

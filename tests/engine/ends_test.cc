@@ -342,6 +342,30 @@ TEST(Control, ListGoesThroughAllModelsInPages) {
   EXPECT_EQ(models, (std::vector<int32_t>{0, 0, 0, 1, 1}));
 }
 
+// Known fault: a list that finds little holds up everybody's steps while it looks.
+TEST(Control, AListGoesOverABoundedPartOfTheStoreInATurn) {
+  RigOptions options;
+  options.cache.seqs_max = 50'000;
+  options.models = {ModelSpec{.name = "a"}, ModelSpec{.name = "b"}, ModelSpec{.name = "c"},
+                    ModelSpec{.name = "d"}};
+  Rig rig(options);
+  rig.Create(1, 0, 0);
+  rig.Create(1, 0, 3);
+  std::vector<size_t> found;
+  uint64_t after = 0;
+  do {
+    ControlCall list(rig.engine, Op::kList);
+    list.request.count = 10;
+    list.request.list_after = after;
+    rig.Run(list);
+    ASSERT_TRUE(list.request.status.ok()) << list.request.status;
+    found.push_back(list.request.infos.size());
+    after = list.request.list_next;
+    ASSERT_LT(found.size(), 10U);
+  } while (after != 0);
+  EXPECT_EQ(found, (std::vector<size_t>{1, 1})) << "two of four models each time";
+}
+
 TEST(Control, StatCountsPagesAndBytesOfTheSequence) {
   Rig rig;
   const cache::SeqHandle seq = rig.Create();
