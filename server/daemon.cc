@@ -262,11 +262,8 @@ absl::Status Announce(Parts* parts) {
 // Serves until a signal stops it, which it returns.
 int ServeUntilStopped(const Signals& signals, const ops::Notifier& notifier,
                       const LoadConfig& load_again, Parts* parts) {
-  std::chrono::milliseconds interval(ops::History::kIntervalMs);
-  if (notifier.watchdog().count() > 0) {
-    interval = std::min(
-        interval, std::chrono::duration_cast<std::chrono::milliseconds>(notifier.watchdog() / 3));
-  }
+  const std::chrono::milliseconds interval =
+      notifier.AliveEvery(std::chrono::milliseconds(ops::History::kIntervalMs));
   for (;;) {
     parts->housekeeping->Look();
     // An engine that is stuck is not alive: systemd ends the process and starts another.

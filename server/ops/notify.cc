@@ -4,6 +4,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -55,6 +56,12 @@ void Notifier::Tell(const std::string& state, const std::string& status) const {
 
 void Notifier::Alive() const {
   if (watchdog_.count() > 0) Send("WATCHDOG=1");
+}
+
+std::chrono::milliseconds Notifier::AliveEvery(std::chrono::milliseconds most) const {
+  if (watchdog_.count() == 0) return most;
+  const auto third = std::chrono::duration_cast<std::chrono::milliseconds>(watchdog_ / 3);
+  return std::clamp(third, std::chrono::milliseconds(1), most);
 }
 
 void Notifier::Send(const std::string& text) const {

@@ -19,17 +19,17 @@ class Notifier {
 
   // "READY=1" and the like, lines apart; status is one line for people.
   void Tell(const std::string& state, const std::string& status) const;
-  // Where the unit has WatchdogSec: says that we are alive. Call it at most half of that apart.
+  // Where the unit has WatchdogSec: says that we are alive. Call it so far apart.
   void Alive() const;
-
-  // WatchdogSec; zero: none.
-  std::chrono::microseconds watchdog() const { return watchdog_; }
+  // A third of WatchdogSec, `most` at most, and a millisecond at least: nobody spins where a unit
+  // says WatchdogSec=1ms.
+  std::chrono::milliseconds AliveEvery(std::chrono::milliseconds most) const;
 
  private:
   void Send(const std::string& text) const;
 
   int socket_ = -1;
-  std::chrono::microseconds watchdog_{0};
+  std::chrono::microseconds watchdog_{0};  // WatchdogSec; zero: none
 };
 
 }  // namespace fp8kvd::ops
