@@ -1,6 +1,7 @@
 #include "server/rpc/tensor_jobs.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "config/base/check.h"
 #include "server/translate/replies.h"
@@ -10,6 +11,10 @@ namespace {
 
 // Staging is full for about as long as the launches in flight take.
 constexpr int32_t kStagingRetryMs = 5;
+
+// Room that is kept from message to message: for 8 MiB in gRPC's usual slices. A message in tiny
+// ones, which its sender chose, must not cost a waiting job more.
+constexpr size_t kSlicesKept = 1024;
 
 absl::Status NoSlices() {
   return absl::InvalidArgumentError(
@@ -30,6 +35,9 @@ bool MessageSlices::Take(grpc::ByteBuffer* message) {
 void MessageSlices::Drop() {
   pieces_.clear();
   slices_.clear();
+  if (slices_.capacity() <= kSlicesKept) return;
+  std::vector<translate::Piece>().swap(pieces_);
+  std::vector<grpc::Slice>().swap(slices_);
 }
 
 absl::Status DecodeJob::Load(grpc::ByteBuffer* message, cache::TenantId tenant) {

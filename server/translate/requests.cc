@@ -372,6 +372,16 @@ void DecodeMessage::LoadItem(const engine::DecodeRequest& request, engine::Decod
 
 absl::Status AppendMessage::Check(const Catalog& catalog, absl::Span<const Piece> message,
                                   const Beside* beside) {
+  absl::Status status = CheckAll(catalog, message, beside);
+  if (status.ok()) return status;
+  wire_ = WireAppend();
+  std::vector<uint64_t>().swap(digests_);
+  std::vector<int64_t>().swap(seq_lens_);
+  return status;
+}
+
+absl::Status AppendMessage::CheckAll(const Catalog& catalog, absl::Span<const Piece> message,
+                                     const Beside* beside) {
   absl::Status status = wire_.Read(message);
   if (!status.ok()) return status;
   if (beside != nullptr) {

@@ -119,6 +119,8 @@ class AppendMessage {
   const engine::AppendRequest& request() const { return *request_; }
 
  private:
+  absl::Status CheckAll(const Catalog& catalog, absl::Span<const Piece> message,
+                        const Beside* beside);
   absl::Status CheckPlace(const Catalog& catalog);
   absl::Status LoadSlice(int64_t first_row, int64_t rows, uint64_t* digest);
 

@@ -8,7 +8,9 @@
 
 #include "gtest/gtest.h"
 
+#include "server/rpc/tensor_jobs.h"
 #include "tests/rpc/rig.h"
+#include "tests/translate/catalog.h"
 
 namespace fp8kvd::testing {
 namespace {
@@ -47,6 +49,37 @@ TEST(Memory, OfARefusedMessagesItemsIsGivenBackThoughItsStreamStaysOpen) {
     stream->WritesDone();
     EXPECT_TRUE(stream->Finish().ok());
   }
+}
+
+// Known fault: tiny messages amplify memory. Who sends them chooses their pieces.
+TEST(Memory, OfARefusedChunksPiecesIsGivenBack) {
+  v1::AppendRequest chunk;
+  chunk.set_model("plain");
+  chunk.set_layer(99);
+  chunk.mutable_handle()->set_seq_id(3);
+  chunk.set_k(std::string(2000, 'k'));
+  const std::string bytes = chunk.SerializeAsString();
+  std::vector<translate::Piece> pieces;
+  for (const char& byte : bytes) pieces.emplace_back(reinterpret_cast<const uint8_t*>(&byte), 1);
+  const translate::Catalog catalog = translate::SmallCatalog();
+  const int64_t before = HeapBytes();
+  translate::AppendMessage message;
+  EXPECT_TRUE(absl::IsInvalidArgument(message.Check(catalog, pieces)));
+  EXPECT_LT(HeapBytes() - before, 4096) << "of " << pieces.size() * sizeof(translate::Piece);
+}
+
+// Slices are as small as their sender likes, and each takes more than it holds.
+TEST(Memory, OfAMessageInTinySlicesIsGivenBack) {
+  const int64_t before = HeapBytes();
+  rpc::MessageSlices slices;
+  {
+    const std::vector<grpc::Slice> tiny(50'000, grpc::Slice(std::string(32, 'x')));
+    grpc::ByteBuffer message(tiny.data(), tiny.size());
+    ASSERT_TRUE(slices.Take(&message));
+  }
+  EXPECT_EQ(slices.pieces().size(), 50'000U);
+  slices.Drop();
+  EXPECT_LT(HeapBytes() - before, 64 * 1024);
 }
 
 TEST(Memory, OfMeasuredRowsIsGivenBack) {
