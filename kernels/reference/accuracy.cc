@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <utility>
 
 #include "config/base/check.h"
 #include "config/base/limits.h"
@@ -67,7 +68,7 @@ struct Stored {
   double subnormal = 0;
 };
 
-Stored Store(const AttentionRows& rows, const Numbers& exact, Way way) {
+Stored StoredBy(const AttentionRows& rows, const Numbers& exact, Way way) {
   const std::vector<float> scales = ScalesOf(rows, exact, way);
   Stored stored;
   stored.numbers.resize(exact.size());
@@ -95,29 +96,6 @@ double RelativeL2(const Numbers& x, const Numbers& exact) {
   return norm > 0 ? std::sqrt(error / norm) : 0.0;
 }
 
-using IsCancelled = std::function<bool()>;
-
-// Attention of all steps, [steps, q_heads, head_dim]; of fewer once cancelled.
-Numbers Attend(const AttentionRows& rows, const Numbers& k, const Numbers& v,
-               const IsCancelled& is_cancelled) {
-  DecodeInput input;
-  input.kv_heads = rows.kv_heads;
-  input.group = rows.group;
-  input.head_dim = rows.head_dim;
-  input.window = rows.window;
-  input.sm_scale = rows.sm_scale;
-  input.softcap = rows.softcap;
-  const size_t q_row = size_t{1} * rows.kv_heads * rows.group * rows.head_dim;
-  Numbers out;
-  for (size_t step = 0; step < rows.positions.size() && !is_cancelled(); ++step) {
-    input.q = &rows.q[step * q_row];
-    input.pos = rows.positions[step];
-    const DecodeOutput one = DecodeNumbers(input, k, v);
-    out.insert(out.end(), one.out.begin(), one.out.end());
-  }
-  return out;
-}
-
 double WorstRow(const Numbers& x, const Numbers& exact, size_t head_dim) {
   double worst = 0;
   for (size_t begin = 0; begin < exact.size(); begin += head_dim) {
@@ -131,29 +109,10 @@ double WorstRow(const Numbers& x, const Numbers& exact, size_t head_dim) {
   return worst;
 }
 
-WayError MeasureWay(const AttentionRows& rows, const Numbers& k, const Numbers& v,
-                    const Numbers& exact_out, Way way, const IsCancelled& is_cancelled) {
-  Stored k_stored = Store(rows, k, way);
-  Stored v_stored = Store(rows, v, way);
-  WayError error;
-  const double elements = static_cast<double>(k.size() + v.size());
-  error.saturated = (k_stored.saturated + v_stored.saturated) / elements;
-  error.subnormal = (k_stored.subnormal + v_stored.subnormal) / elements;
-  if (way == Way::kRowKOnly) v_stored.numbers = v;
-  if (way == Way::kRowVOnly) k_stored.numbers = k;
-  error.k = RelativeL2(k_stored.numbers, k);
-  error.v = RelativeL2(v_stored.numbers, v);
-  const Numbers out = Attend(rows, k_stored.numbers, v_stored.numbers, is_cancelled);
-  if (out.size() != exact_out.size()) return error;  // cancelled
-  error.op = RelativeL2(out, exact_out);
-  error.op_worst_row = WorstRow(out, exact_out, rows.head_dim);
-  return error;
-}
-
 RowsProfile Profile(const AttentionRows& rows, const Numbers& exact) {
   const size_t dim = rows.head_dim;
   const size_t heads = rows.kv_heads;
-  const Stored stored = Store(rows, exact, Way::kRow);
+  const Stored stored = StoredBy(rows, exact, Way::kRow);
   RowsProfile profile;
   profile.amax = Largest(exact, 0, exact.size());
   profile.subnormal = stored.subnormal / static_cast<double>(exact.size());
@@ -187,48 +146,6 @@ RowsProfile Profile(const AttentionRows& rows, const Numbers& exact) {
   return profile;
 }
 
-// Fills in score_spread and effective_keys.
-void MeasureScores(const AttentionRows& rows, const Numbers& k, Accuracy* accuracy) {
-  const size_t dim = rows.head_dim;
-  const size_t q_heads = size_t{1} * rows.kv_heads * rows.group;
-  std::vector<double> spreads;
-  std::vector<double> effective;
-  std::vector<double> scores;
-  for (size_t at = 0; at < rows.positions.size() * q_heads; ++at) {
-    const int32_t last = rows.positions[at / q_heads];
-    const int32_t first = rows.window == 0 ? 0 : std::max(0, last - rows.window + 1);
-    const size_t kv_head = at % q_heads / rows.group;
-    scores.clear();
-    double sum = 0;
-    double squares = 0;
-    for (int32_t token = first; token <= last; ++token) {
-      double dot = 0;
-      for (size_t i = 0; i < dim; ++i) {
-        dot += double{Bf16ToFloat(rows.q[at * dim + i])} *
-               k[(size_t{1} * token * rows.kv_heads + kv_head) * dim + i];
-      }
-      double score = dot * double{rows.sm_scale};
-      if (rows.softcap > 0) score = rows.softcap * std::tanh(score / rows.softcap);
-      scores.push_back(score);
-      sum += score;
-      squares += score * score;
-    }
-    const double n = static_cast<double>(scores.size());
-    spreads.push_back(std::sqrt(std::max(0.0, squares / n - sum / n * (sum / n))));
-    const double largest = *std::max_element(scores.begin(), scores.end());
-    double p_sum = 0;
-    double p_squares = 0;
-    for (const double score : scores) {
-      const double p = std::exp(score - largest);
-      p_sum += p;
-      p_squares += p * p;
-    }
-    effective.push_back(p_sum * p_sum / p_squares);
-  }
-  accuracy->score_spread = Median(spreads);
-  accuracy->effective_keys = Median(effective);
-}
-
 }  // namespace
 
 const char* WayName(Way way) {
@@ -237,26 +154,119 @@ const char* WayName(Way way) {
   return kNames[static_cast<int>(way)];
 }
 
-Accuracy MeasureAccuracy(const AttentionRows& rows) {
-  return *MeasureAccuracy(rows, [] { return false; });
+AccuracyMeasurement::AccuracyMeasurement(AttentionRows rows)
+    : rows_(std::move(rows)), k_(Widened(rows_.k)), v_(Widened(rows_.v)) {
+  FP8KVD_CHECK(!rows_.positions.empty() && rows_.positions.back() < rows_.tokens());
+  FP8KVD_CHECK(k_.size() == v_.size());
 }
 
-std::optional<Accuracy> MeasureAccuracy(const AttentionRows& rows,
-                                        const std::function<bool()>& is_cancelled) {
-  FP8KVD_CHECK(!rows.positions.empty() && rows.positions.back() < rows.tokens());
-  FP8KVD_CHECK(rows.k.size() == rows.v.size());
-  const Numbers k = Widened(rows.k);
-  const Numbers v = Widened(rows.v);
-  const Numbers exact_out = Attend(rows, k, v, is_cancelled);
-  Accuracy accuracy;
-  for (int way = 0; way < kWays && !is_cancelled(); ++way) {
-    accuracy.ways[way] = MeasureWay(rows, k, v, exact_out, static_cast<Way>(way), is_cancelled);
+bool AccuracyMeasurement::Continue() {
+  const bool is_exact = round_ == 0;
+  const bool is_scores = round_ == kWays + 1;
+  const Way way = static_cast<Way>(round_ - 1);
+  if (is_scores) {
+    MeasureScores(step_);
+  } else if (is_exact) {
+    AttendStep(k_, v_);
+  } else {
+    if (step_ == 0) Store(way);
+    AttendStep(k_stored_, v_stored_);
   }
-  if (is_cancelled()) return std::nullopt;
-  accuracy.k = Profile(rows, k);
-  accuracy.v = Profile(rows, v);
-  MeasureScores(rows, k, &accuracy);
-  return accuracy;
+  if (++step_ < rows_.positions.size()) return true;
+  step_ = 0;
+  ++round_;
+  if (is_exact) {
+    exact_out_.swap(out_);
+  } else if (!is_scores) {
+    EndWay(way);
+  } else {
+    accuracy_.k = Profile(rows_, k_);
+    accuracy_.v = Profile(rows_, v_);
+    accuracy_.score_spread = Median(spreads_);
+    accuracy_.effective_keys = Median(effective_);
+  }
+  out_.clear();
+  return !is_scores;
+}
+
+void AccuracyMeasurement::Store(Way way) {
+  Stored k = StoredBy(rows_, k_, way);
+  Stored v = StoredBy(rows_, v_, way);
+  WayError& error = accuracy_.ways[static_cast<size_t>(way)];
+  const double elements = static_cast<double>(k_.size() + v_.size());
+  error.saturated = (k.saturated + v.saturated) / elements;
+  error.subnormal = (k.subnormal + v.subnormal) / elements;
+  k_stored_ = std::move(k.numbers);
+  v_stored_ = std::move(v.numbers);
+  if (way == Way::kRowVOnly) k_stored_ = k_;
+  if (way == Way::kRowKOnly) v_stored_ = v_;
+  error.k = RelativeL2(k_stored_, k_);
+  error.v = RelativeL2(v_stored_, v_);
+}
+
+void AccuracyMeasurement::AttendStep(const std::vector<double>& k, const std::vector<double>& v) {
+  DecodeInput input;
+  input.kv_heads = rows_.kv_heads;
+  input.group = rows_.group;
+  input.head_dim = rows_.head_dim;
+  input.window = rows_.window;
+  input.sm_scale = rows_.sm_scale;
+  input.softcap = rows_.softcap;
+  input.q = &rows_.q[step_ * rows_.kv_heads * rows_.group * rows_.head_dim];
+  input.pos = rows_.positions[step_];
+  const DecodeOutput one = DecodeNumbers(input, k, v);
+  out_.insert(out_.end(), one.out.begin(), one.out.end());
+}
+
+void AccuracyMeasurement::EndWay(Way way) {
+  WayError& error = accuracy_.ways[static_cast<size_t>(way)];
+  error.op = RelativeL2(out_, exact_out_);
+  error.op_worst_row = WorstRow(out_, exact_out_, rows_.head_dim);
+}
+
+void AccuracyMeasurement::MeasureScores(size_t step) {
+  const size_t dim = rows_.head_dim;
+  const size_t q_heads = size_t{1} * rows_.kv_heads * rows_.group;
+  const int32_t last = rows_.positions[step];
+  const int32_t first = rows_.window == 0 ? 0 : std::max(0, last - rows_.window + 1);
+  std::vector<double> scores;
+  for (size_t head = 0; head < q_heads; ++head) {
+    const uint16_t* const q = &rows_.q[(step * q_heads + head) * dim];
+    const size_t kv_head = head / rows_.group;
+    scores.clear();
+    double sum = 0;
+    double squares = 0;
+    for (int32_t token = first; token <= last; ++token) {
+      double dot = 0;
+      for (size_t i = 0; i < dim; ++i) {
+        dot += double{Bf16ToFloat(q[i])} *
+               k_[(size_t{1} * token * rows_.kv_heads + kv_head) * dim + i];
+      }
+      double score = dot * double{rows_.sm_scale};
+      if (rows_.softcap > 0) score = rows_.softcap * std::tanh(score / rows_.softcap);
+      scores.push_back(score);
+      sum += score;
+      squares += score * score;
+    }
+    const double n = static_cast<double>(scores.size());
+    spreads_.push_back(std::sqrt(std::max(0.0, squares / n - sum / n * (sum / n))));
+    const double largest = *std::max_element(scores.begin(), scores.end());
+    double p_sum = 0;
+    double p_squares = 0;
+    for (const double score : scores) {
+      const double p = std::exp(score - largest);
+      p_sum += p;
+      p_squares += p * p;
+    }
+    effective_.push_back(p_sum * p_sum / p_squares);
+  }
+}
+
+Accuracy MeasureAccuracy(const AttentionRows& rows) {
+  AccuracyMeasurement measurement(rows);
+  while (measurement.Continue()) {
+  }
+  return measurement.accuracy();
 }
 
 }  // namespace fp8kvd::kernels::reference

@@ -9,8 +9,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <optional>
 #include <vector>
 
 namespace fp8kvd::kernels::reference {
@@ -89,11 +87,36 @@ struct Accuracy {
 };
 
 // Of finite rows, with one step at least. Cost: steps x query heads x tokens x head_dim x 2 x
-// (kWays + 2) multiplications; memory 16 bytes for each element of K and V, 16 for each of Q.
+// (kWays + 2) multiplications; memory 32 bytes for each element of K and V, 16 for each of Q.
 Accuracy MeasureAccuracy(const AttentionRows& rows);
 
-// The same, and nothing once is_cancelled, which is asked before each step of attention, says so.
-std::optional<Accuracy> MeasureAccuracy(const AttentionRows& rows,
-                                        const std::function<bool()>& is_cancelled);
+// The same in pieces, for whoever has other things to do in between.
+class AccuracyMeasurement {
+ public:
+  explicit AccuracyMeasurement(AttentionRows rows);
+
+  // The attention of one step in one way of storing, and what belongs to it; true: there is more.
+  bool Continue();
+  const Accuracy& accuracy() const { return accuracy_; }  // once there is no more
+
+ private:
+  void Store(Way way);
+  void AttendStep(const std::vector<double>& k, const std::vector<double>& v);
+  void EndWay(Way way);
+  void MeasureScores(size_t step);
+
+  const AttentionRows rows_;
+  const std::vector<double> k_;  // [tokens, kv_heads, head_dim]
+  const std::vector<double> v_;
+  std::vector<double> k_stored_;  // as read back
+  std::vector<double> v_stored_;
+  std::vector<double> exact_out_;  // [steps, q_heads, head_dim]
+  std::vector<double> out_;        // of the way at hand, as far as it is
+  std::vector<double> spreads_;    // of the scores, [steps, q_heads]
+  std::vector<double> effective_;
+  Accuracy accuracy_;
+  int32_t round_ = 0;  // exact, then each way, then scores
+  size_t step_ = 0;    // in the round
+};
 
 }  // namespace fp8kvd::kernels::reference

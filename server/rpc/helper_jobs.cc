@@ -87,6 +87,7 @@ bool HelperJob::Continue() {
   }
   if (has_more.ok() && *has_more) return true;
   status_ = has_more.status();
+  Forget();
   Done();
   return false;
 }

@@ -31,7 +31,8 @@ class HelperJob : public Job, private HelperThread::Task {
   // Then nobody waits for the rest; looked at before each piece.
   bool is_cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
   virtual const google::protobuf::Message& response() const = 0;
-  // Gives the messages' memory back: the job waits for its next call, and these are the largest.
+  // Gives back what the call took, but for its response: the job waits for its next call, and
+  // messages are the largest. On the helper thread after the last piece, and once more later.
   virtual void Forget() = 0;
 
  private:

@@ -31,6 +31,11 @@ bool HelperThread::Run(Task* task, cache::TenantId tenant) {
   return true;
 }
 
+bool HelperThread::TakeRoom(const void* task) {
+  if (room_ == nullptr) room_ = task;
+  return room_ == task;
+}
+
 // One after the last that had a turn; waiting_ > 0.
 size_t HelperThread::NextLine() const {
   size_t line = last_line_;

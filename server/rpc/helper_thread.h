@@ -6,7 +6,8 @@
 //   of a config.json of a mebibyte, takes some 30). So a tenant waits, for each piece of its own,
 //   for one of every other tenant at most, whatever those have waiting; and those that always wait
 //   get alike turns. (Deficit round robin whose pieces count alike, so that no deficit is kept.)
-//   Attention over rows (measure_job.h) is one piece of seconds: measurements may wait for that.
+// Room. What holds much memory from piece to piece takes the room, which one task has at a time;
+//   the others' turns pass meanwhile.
 // Promises: every task that Run took is continued until it is done, before the destructor returns.
 //   Of a tenant at most tasks_per_tenant_max() wait, beside one whose piece is being done.
 // Threads: Run from any.
@@ -46,6 +47,9 @@ class HelperThread {
   HelperThread& operator=(const HelperThread&) = delete;
 
   bool Run(Task* task, cache::TenantId tenant);  // false: as many of it wait as may
+  // Within Continue alone. False: another has it.
+  bool TakeRoom(const void* task);
+  void GiveRoomBack() { room_ = nullptr; }
   size_t tasks_per_tenant_max() const { return tasks_per_tenant_max_; }
 
  private:
@@ -59,6 +63,7 @@ class HelperThread {
   size_t waiting_ = 0;                    // tasks in all lines
   size_t last_line_ = 0;                  // whose turn it was
   bool stop_ = false;
+  const void* room_ = nullptr;  // who has it; thread_'s alone
   std::thread thread_;
 };
 

@@ -26,7 +26,8 @@ constexpr size_t kMeasureBytesMax = size_t{16} << 20;  // a second of the refere
 // Of K and of V each in a turn of the helper thread: some milliseconds of that arithmetic.
 constexpr size_t kPieceBytes = size_t{32} << 10;
 // Of steps x q_heads x tokens x head_dim: 32 steps at 2,048 tokens of a layer of 32 heads of 128.
-// Five seconds, which are given up when the client goes.
+// Five seconds, which are given up when the client goes; a step of 2,048 tokens takes 16 ms, and
+// one of all products, were there a single step, half a second.
 constexpr int64_t kMeasureProductsMax = int64_t{1} << 28;
 // steps x q_heads x head_dim fits kMeasureBytesMax, so that times tokens cannot overflow.
 static_assert(kMeasureBytesMax * kMeasureBytesMax <= std::numeric_limits<int64_t>::max());
@@ -187,11 +188,7 @@ absl::Status MeasureJob::Measure(Rows& rows, size_t bytes) const {
 }
 
 absl::StatusOr<bool> MeasureJob::Compute() {
-  if (bytes_measured_ == request_.k().size()) {
-    absl::Status status = MeasureQueries();
-    if (!status.ok()) return status;
-    return false;
-  }
+  if (bytes_measured_ == request_.k().size()) return ContinueAttention();
   const size_t row_bytes = request_.head_dim() * sizeof(uint16_t);
   const size_t bytes =
       std::min(kPieceBytes / row_bytes * row_bytes, request_.k().size() - bytes_measured_);
@@ -210,26 +207,43 @@ absl::StatusOr<bool> MeasureJob::Compute() {
   return request_.has_queries();
 }
 
-absl::Status MeasureJob::MeasureQueries() {
+void MeasureJob::Forget() {
+  v1::MeasureKvErrorRequest().Swap(&request_);
+  if (!attention_.has_value()) return;
+  attention_.reset();
+  parts().measuring->GiveRoomBack();
+}
+
+absl::StatusOr<bool> MeasureJob::ContinueAttention() {
+  if (!attention_.has_value()) {
+    if (!parts().measuring->TakeRoom(this)) return true;
+    if (absl::Status status = BeginAttention(); !status.ok()) {
+      parts().measuring->GiveRoomBack();
+      return status;
+    }
+  }
+  if (attention_->Continue()) return true;
+  SetAccuracy(attention_->accuracy(), response_.mutable_accuracy());
+  return false;
+}
+
+absl::Status MeasureJob::BeginAttention() {
   const v1::AttentionQueries& queries = request_.queries();
   const auto head_dim = static_cast<int32_t>(request_.head_dim());
-  const AttentionRows rows{.k = ToRows(request_.k()),
-                           .v = ToRows(request_.v()),
-                           .q = ToRows(queries.q()),
-                           .positions = {queries.positions().begin(), queries.positions().end()},
-                           .kv_heads = static_cast<int32_t>(request_.kv_heads()),
-                           .group = static_cast<int32_t>(queries.q_heads() / request_.kv_heads()),
-                           .head_dim = head_dim,
-                           .window = static_cast<int32_t>(queries.window()),
-                           .sm_scale = queries.has_sm_scale()
-                                           ? queries.sm_scale()
-                                           : 1.0F / std::sqrt(static_cast<float>(head_dim)),
-                           .softcap = queries.softcap()};
+  AttentionRows rows{.k = ToRows(request_.k()),
+                     .v = ToRows(request_.v()),
+                     .q = ToRows(queries.q()),
+                     .positions = {queries.positions().begin(), queries.positions().end()},
+                     .kv_heads = static_cast<int32_t>(request_.kv_heads()),
+                     .group = static_cast<int32_t>(queries.q_heads() / request_.kv_heads()),
+                     .head_dim = head_dim,
+                     .window = static_cast<int32_t>(queries.window()),
+                     .sm_scale = queries.has_sm_scale()
+                                     ? queries.sm_scale()
+                                     : 1.0F / std::sqrt(static_cast<float>(head_dim)),
+                     .softcap = queries.softcap()};
   if (absl::Status status = CheckRange("q", rows.q, 0); !status.ok()) return status;
-  const std::optional<Accuracy> accuracy =
-      kernels::reference::MeasureAccuracy(rows, [this] { return is_cancelled(); });
-  if (!accuracy.has_value()) return absl::CancelledError("the caller cancelled");
-  SetAccuracy(*accuracy, response_.mutable_accuracy());
+  attention_.emplace(std::move(rows));
   return absl::OkStatus();
 }
 

@@ -1,16 +1,19 @@
 // server/rpc/measure_job.h: MeasureKvError: what fp8_kv does to rows that a client sends, and to
 // attention over them where queries come with them. Plain arithmetic in double precision on a
 // thread of its own, bounded in bytes and in work; the engine and the device know nothing of it. K
-// and V go in pieces of some milliseconds; attention over them is one piece, of seconds at most,
-// that ends at the next step once nobody waits for it.
+// and V go in pieces of some milliseconds. Attention over them takes seconds at most, a piece for
+// each of its steps, and some hundred megabytes; so one call at a time is at it, and others of that
+// kind wait.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "fp8kvd/v1/kv.pb.h"
+#include "kernels/reference/accuracy.h"
 #include "kernels/reference/format.h"
 #include "server/rpc/helper_jobs.h"
 
@@ -25,7 +28,7 @@ class MeasureJob final : public HelperJob {
   absl::Status Read(grpc::ByteBuffer* bytes) override;
   absl::StatusOr<bool> Compute() override;
   const google::protobuf::Message& response() const override { return response_; }
-  void Forget() override { v1::MeasureKvErrorRequest().Swap(&request_); }
+  void Forget() override;
 
   absl::Status CheckRows() const;
   absl::Status CheckQueries() const;
@@ -37,7 +40,8 @@ class MeasureJob final : public HelperJob {
     kernels::reference::RowsErrorSum sum;
   };
   absl::Status Measure(Rows& rows, size_t bytes) const;
-  absl::Status MeasureQueries();
+  absl::StatusOr<bool> ContinueAttention();
+  absl::Status BeginAttention();
 
   int64_t tokens() const;
 
@@ -45,6 +49,7 @@ class MeasureJob final : public HelperJob {
   v1::MeasureKvErrorResponse response_;
   std::vector<Rows> rows_;
   size_t bytes_measured_ = 0;  // of each
+  std::optional<kernels::reference::AccuracyMeasurement> attention_;
 };
 
 }  // namespace fp8kvd::rpc

@@ -70,14 +70,23 @@ TEST(MeasureAccuracy, CountsElementsBelowTheNormalCodes) {
   EXPECT_NEAR(a.v.subnormal, 1.0 / 6, 1e-15);
 }
 
-TEST(MeasureAccuracy, CancelledItStopsAtTheNextStep) {
-  for (const int after : {0, 1, 4}) {  // before the first step, in exact attention, in a way
-    int asked = 0;
-    const auto is_cancelled = [&] { return ++asked > after; };
-    EXPECT_FALSE(MeasureAccuracy(Rows({448, 17, 448, 0, 896, 0}), is_cancelled).has_value());
-    EXPECT_LE(asked, after + 4);
+// A piece is one step of attention, however many there are.
+TEST(MeasureAccuracy, InPiecesIsTheSame) {
+  AttentionRows rows = Rows({448, 17, 448, 0, 896, 0});
+  rows.q = Bf16({1, 1, 2, 0.5});
+  rows.positions = {1, 2};
+  const Accuracy whole = MeasureAccuracy(rows);
+  AccuracyMeasurement measurement(rows);
+  int pieces = 1;
+  while (measurement.Continue() && pieces < 100) ++pieces;
+  EXPECT_EQ(pieces, 2 * (kWays + 2)) << "exact, each way, and scores";
+  for (int way = 0; way < kWays; ++way) {
+    EXPECT_EQ(measurement.accuracy().ways[way].op, whole.ways[way].op);
+    EXPECT_EQ(measurement.accuracy().ways[way].op_worst_row, whole.ways[way].op_worst_row);
   }
-  EXPECT_TRUE(MeasureAccuracy(Rows({448, 17, 448, 0, 896, 0}), [] { return false; }).has_value());
+  EXPECT_GT(whole.of(Way::kUnit).op, 0);
+  EXPECT_EQ(measurement.accuracy().score_spread, whole.score_spread);
+  EXPECT_EQ(measurement.accuracy().effective_keys, whole.effective_keys);
 }
 
 TEST(MeasureAccuracy, NamesTheRowsThatSuffer) {

@@ -117,6 +117,45 @@ TEST(HelperThread, WithinATenantTheOldestGoesFirst) {
   EXPECT_THAT(helper.Finish(), ElementsAre("first", "first", "second"));
 }
 
+// Takes the room for its pieces, and gives it back after the last.
+class RoomJob final : public rpc::HelperThread::Task {
+ public:
+  RoomJob(std::string name, int pieces, std::vector<std::string>* order)
+      : name_(std::move(name)), pieces_(pieces), order_(order) {}
+  bool Continue() override {
+    if (!thread->TakeRoom(this)) return true;
+    order_->push_back(name_);
+    if (--pieces_ > 0) return true;
+    thread->GiveRoomBack();
+    return false;
+  }
+  rpc::HelperThread* thread = nullptr;
+
+ private:
+  const std::string name_;
+  int pieces_;
+  std::vector<std::string>* const order_;
+};
+
+TEST(HelperThread, OneTaskHasTheRoomAndTheOthersGoOnBesideIt) {
+  std::vector<std::string> order;
+  RoomJob first("first", 3, &order);
+  RoomJob second("second", 2, &order);
+  Job small("small", 2, &order);
+  Gate gate;
+  {
+    rpc::HelperThread thread(4);
+    first.thread = second.thread = &thread;
+    ASSERT_TRUE(thread.Run(&gate, kA));
+    gate.WaitUntilEntered();
+    ASSERT_TRUE(thread.Run(&first, kB));
+    ASSERT_TRUE(thread.Run(&second, kC));
+    ASSERT_TRUE(thread.Run(&small, cache::TenantId{3}));
+    gate.LetGo();
+  }
+  EXPECT_THAT(order, ElementsAre("first", "small", "first", "small", "first", "second", "second"));
+}
+
 TEST(HelperThread, ATenantThatHasAllItsPlacesLeavesAnothersFree) {
   for (const int32_t tenants : {1, 2, 3, 64}) {
     Helper helper(tenants);
