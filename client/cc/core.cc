@@ -28,8 +28,10 @@ constexpr int kReconnectMsMax = 2'000;
 constexpr int kConnectTimeoutMs = 5'000;
 // Handles in one renewal, the least items_max that a server may have.
 constexpr size_t kRenewItems = 256;
-// A renewal has no caller who would wait longer.
-constexpr int64_t kRenewTimeoutMs = 5'000;
+// A renewal has no caller who would wait longer, and what is due meanwhile waits for it. A
+// busy machine answers within the shorter one.
+constexpr milliseconds kRenewPatienceMax(5'000);
+constexpr milliseconds kRenewPatienceMin(250);
 constexpr int kBackoffDoublingsMax = 20;
 // An attempt to open a session of shared memory; and how long gRPC serves after one that failed.
 constexpr int64_t kOpenSharedMs = 2'000;
@@ -226,11 +228,13 @@ void Core::RenewLoop() {
       continue;
     }
     const std::vector<Handle> handles = TakeDue(LeaseClock::now());
+    const milliseconds patience = RenewPatience();
     lock.unlock();
     for (size_t begin = 0; begin < handles.size(); begin += kRenewItems) {
       const size_t end = std::min(begin + kRenewItems, handles.size());
       Renew({handles.begin() + static_cast<int64_t>(begin),
-             handles.begin() + static_cast<int64_t>(end)});
+             handles.begin() + static_cast<int64_t>(end)},
+            patience);
     }
     lock.lock();
   }
@@ -247,14 +251,21 @@ std::vector<Handle> Core::TakeDue(LeaseClock::time_point now) {
   return handles;
 }
 
+// The period of the shortest lease: a renewal that hangs must not let any of them end.
+milliseconds Core::RenewPatience() const {
+  milliseconds shortest = kRenewPatienceMax;
+  for (const auto& [key, lease] : leases_) shortest = std::min(shortest, lease.period);
+  return std::max(shortest, kRenewPatienceMin);
+}
+
 // A renewal that does not arrive is tried again a period later, twice before the lease ends.
-void Core::Renew(const std::vector<Handle>& handles) {
+void Core::Renew(const std::vector<Handle>& handles, milliseconds patience) {
   v1::RenewSequencesRequest request;
   for (const Handle& handle : handles) ToProto(handle, request.add_handles());
   v1::RenewSequencesResponse response;
   grpc::ClientContext context;
   Prepare(&context);
-  context.set_deadline(Clock::now() + milliseconds(kRenewTimeoutMs));
+  context.set_deadline(Clock::now() + patience);
   if (!stub_->RenewSequences(&context, request, &response).ok()) return;
   for (const ItemError& error : ItemErrors(response.item_errors())) {
     const bool gone = error.status.code() == absl::StatusCode::kNotFound;

@@ -99,7 +99,8 @@ class Core {
   absl::StatusOr<std::shared_ptr<SharedSession>> OpenShared();
   void RenewLoop();
   std::vector<Handle> TakeDue(LeaseClock::time_point now);
-  void Renew(const std::vector<Handle>& handles);
+  std::chrono::milliseconds RenewPatience() const;  // with mu_
+  void Renew(const std::vector<Handle>& handles, std::chrono::milliseconds patience);
 
   const Options options_;
   std::shared_ptr<grpc::Channel> channel_;

@@ -12,6 +12,7 @@
 #include <functional>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -58,8 +59,10 @@ absl::Status Unreachable(const std::string& path) {
       absl::StrCat("cannot use ", path, ": ", std::generic_category().message(errno)));
 }
 
+// Why the server sent us away; never OK.
 absl::Status Said(const shm::Farewell& farewell) {
   const size_t size = strnlen(farewell.reason, sizeof(farewell.reason));
+  if (farewell.code == 0) return absl::UnavailableError("the server hung up without a reason");
   return absl::Status(static_cast<absl::StatusCode>(farewell.code),
                       absl::string_view(farewell.reason, size));
 }
@@ -82,6 +85,39 @@ int ConnectTo(const std::string& path) {
   return fd;
 }
 
+// A packet, and the descriptors that came with it, which are this process's now. The kernel closes
+// those that find no room.
+struct Packet {
+  alignas(shm::Farewell) char bytes[sizeof(shm::Farewell)];
+  ssize_t size = 0;
+  std::vector<int> descriptors;
+
+  Packet() = default;
+  Packet(const Packet&) = delete;
+  Packet& operator=(const Packet&) = delete;
+  ~Packet() {
+    for (const int descriptor : descriptors) close(descriptor);
+  }
+};
+
+void Receive(int socket, Packet* packet) {
+  iovec bytes = {.iov_base = packet->bytes, .iov_len = sizeof(packet->bytes)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  packet->size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (packet->size < 0) return;
+  for (cmsghdr* at = CMSG_FIRSTHDR(&message); at != nullptr; at = CMSG_NXTHDR(&message, at)) {
+    if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);  // two fit the padding
+    packet->descriptors.resize(count);
+    std::memcpy(packet->descriptors.data(), CMSG_DATA(at), count * sizeof(int));
+  }
+}
+
 // The layout and the memory's descriptor, or why there is none.
 absl::StatusOr<int> Greet(int socket, const SharedSession::Place& place, shm::Welcome* welcome) {
   shm::Hello hello;
@@ -97,29 +133,20 @@ absl::StatusOr<int> Greet(int socket, const SharedSession::Place& place, shm::We
   if (poll(&readable, 1, kWelcomeMs) != 1) {
     return absl::UnavailableError(absl::StrCat(place.unix_socket, " did not answer in time"));
   }
-  alignas(shm::Farewell) char packet[sizeof(shm::Farewell)];
-  iovec bytes = {.iov_base = packet, .iov_len = sizeof(packet)};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message = {};
-  message.msg_iov = &bytes;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  const cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  if (got == static_cast<ssize_t>(sizeof(shm::Farewell))) {
+  Packet packet;
+  Receive(socket, &packet);
+  if (packet.size == static_cast<ssize_t>(sizeof(shm::Farewell))) {
     shm::Farewell farewell;
-    std::memcpy(&farewell, packet, sizeof(farewell));
+    std::memcpy(&farewell, packet.bytes, sizeof(farewell));
     return Said(farewell);
   }
-  if (got != static_cast<ssize_t>(sizeof(*welcome)) || header == nullptr ||
-      header->cmsg_type != SCM_RIGHTS) {
+  if (packet.size != static_cast<ssize_t>(sizeof(*welcome)) || packet.descriptors.empty()) {
     return absl::UnavailableError(absl::StrCat(place.unix_socket, " hung up"));
   }
-  std::memcpy(welcome, packet, sizeof(*welcome));
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
-  return fd;
+  std::memcpy(welcome, packet.bytes, sizeof(*welcome));
+  const int memory = packet.descriptors.back();
+  packet.descriptors.pop_back();
+  return memory;
 }
 
 }  // namespace

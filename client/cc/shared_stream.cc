@@ -115,9 +115,15 @@ absl::Status SharedStream::Send(uint64_t request_id, const DecodeArgs& args) {
                                                    " is in flight already; give another"));
   }
   Kept* const kept = (unanswered_[request_id] = std::make_unique<Kept>(args, sent_++)).get();
-  if (session_ == nullptr || session_->is_broken()) return Recover();
   const uint64_t bytes = SharedSession::RoomFor(args);
   const bool may_leave = core_->options().transport == Transport::kAuto;
+  if (session_ == nullptr || session_->is_broken()) {
+    // What no session holds ends alone, as it does in one that is open.
+    const absl::Status status = may_leave ? absl::OkStatus() : core_->Shared(bytes).status();
+    if (!absl::IsInvalidArgument(status)) return Recover();
+    unanswered_.erase(request_id);
+    return status;
+  }
   if (bytes > session_->bytes_max() && may_leave) return Recover();  // on to gRPC
   const absl::Status status = SendShared(request_id, kept);
   if (absl::IsUnavailable(status)) return Recover();

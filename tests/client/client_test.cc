@@ -244,6 +244,15 @@ TEST_F(Leases, ASequenceThatIsGoneIsNotRenewedAgain) {
   EXPECT_EQ(server_.renewals(1), 1);
 }
 
+// Known fault: a renewal that hangs for longer than a lease lets it end.
+TEST_F(Leases, ARenewalThatHangsIsTriedAgainBeforeTheShortestLeaseEnds) {
+  server_.hangs_first_renewal = true;
+  server_.ttl_ms = 900;
+  auto sequences = client_->CreateSequences({}).value();
+  ASSERT_TRUE(server_.WaitForRenewals(sequences[0].handle().seq_id, 2));
+  EXPECT_TRUE(server_.is_tried_again());
+}
+
 std::vector<uint16_t> Ramp(size_t n) {
   std::vector<uint16_t> out(n);
   std::iota(out.begin(), out.end(), 0);

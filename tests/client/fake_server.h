@@ -44,6 +44,11 @@ class FakeServer final : public v1::DecodeAttention::Service {
 
   // Set before the calls that they shape.
   uint64_t ttl_ms = 60'000;
+  v1::LayerGroupInfo group = [] {
+    v1::LayerGroupInfo fp8_kv;
+    fp8_kv.set_precision(v1::PRECISION_FP8_KV);
+    return fp8_kv;
+  }();
   std::deque<Fault> faults;            // one for each of the next unary calls
   uint64_t tokens_until_break = ~0U;   // an Append stream commits so many tokens, then breaks, once
   int append_answers_lost = 0;         // so many Appends commit, and end as if the answer was lost
@@ -93,7 +98,7 @@ class FakeServer final : public v1::DecodeAttention::Service {
     v1::ModelInfo* model = response->add_models();
     model->set_name("m");
     model->set_kv_heads(2);
-    model->add_groups()->set_precision(v1::PRECISION_FP8_KV);
+    *model->add_groups() = group;
     response->mutable_limits()->set_items_max(7);
     return {};
   }
@@ -130,7 +135,13 @@ class FakeServer final : public v1::DecodeAttention::Service {
 
   grpc::Status RenewSequences(grpc::ServerContext*, const v1::RenewSequencesRequest* request,
                               v1::RenewSequencesResponse* response) override {
-    const std::lock_guard<std::mutex> lock(mu_);
+    std::unique_lock<std::mutex> lock(mu_);
+    const int calls = ++renew_calls_;
+    heard_.notify_all();
+    if (hangs_first_renewal && calls == 1) {
+      is_tried_again_ =
+          heard_.wait_for(lock, std::chrono::seconds(4), [&] { return renew_calls_ > 1; });
+    }
     for (int i = 0; i < request->handles_size(); ++i) {
       const uint64_t seq_id = request->handles(i).seq_id();
       ++renewals_[seq_id];
@@ -143,6 +154,11 @@ class FakeServer final : public v1::DecodeAttention::Service {
     return {};
   }
   uint64_t gone_seq_id = 0;  // renewals of it are answered with NOT_FOUND
+  // The first renewal of all is answered when another comes, or after 4 s.
+  bool hangs_first_renewal = false;
+  bool is_tried_again() {
+    return Locked([&] { return is_tried_again_; });
+  }
 
   grpc::Status StatSequences(grpc::ServerContext*, const v1::StatSequencesRequest* request,
                              v1::StatSequencesResponse* response) override {
@@ -270,6 +286,8 @@ class FakeServer final : public v1::DecodeAttention::Service {
   std::vector<uint64_t> freed_;
   std::vector<uint64_t> stream_ids_;
   std::map<uint64_t, int> renewals_;
+  int renew_calls_ = 0;
+  bool is_tried_again_ = false;
   std::map<uint32_t, std::string> k_;  // by layer
   std::vector<v1::AppendRequest> chunks_;
   v1::DecodeRequest last_decode_;

@@ -104,6 +104,31 @@ TEST(Transport, WhatASessionDoesNotHoldGoesByGrpc) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST(Transport, ARequestThatNoSessionHoldsDoesNotEndItsStream) {
+  const DaemonProcess daemon(kConfig);
+  const auto client = Connect(daemon, Transport::kSharedMemory, 64 << 10);
+  const std::vector<Sequence> seqs = client->CreateSequences({}).value();
+  const Handle handle = seqs[0].handle();
+  const std::vector<uint16_t> rows(64 * kQRow, 0x3F80);
+  const auto stream = client->OpenDecodeStream(4).value();
+  const uint64_t pos = 0;
+  const auto send = [&](uint64_t id, uint32_t q_len) {
+    return stream->Send(id, {.handles = {&handle, 1},
+                             .positions = {&pos, 1},
+                             .q_lens = {&q_len, 1},
+                             .q = absl::MakeConstSpan(rows).first(q_len * kQRow),
+                             .k = absl::MakeConstSpan(rows).first(q_len * kKvRow),
+                             .v = absl::MakeConstSpan(rows).first(q_len * kKvRow)});
+  };
+  EXPECT_EQ(send(1, 64).code(), absl::StatusCode::kInvalidArgument) << "the first of the stream";
+  const absl::Status sent = send(1, 1);  // its id is free again
+  ASSERT_TRUE(sent.ok()) << sent;
+  EXPECT_EQ(send(2, 64).code(), absl::StatusCode::kInvalidArgument) << "in an open session";
+  const auto reply = stream->Receive();
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_TRUE(reply->status.ok()) << reply->status;
+}
+
 // Hangs up every session of this process, as a daemon does that ends them.
 int CutSessions() {
   int cut = 0;

@@ -1,7 +1,9 @@
 """What the client makes of a daemon's answers, faults and absences; each test sync and asyncio."""
 
+import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
@@ -356,6 +358,36 @@ class Waiting(unittest.TestCase):
         session.answer(3)
         third.join(20)
         self.assertEqual(done, {0: True, 2: True})
+
+
+class Door(unittest.TestCase):
+    """What a session makes of a socket that is not the daemon's."""
+
+    @unittest.skipUnless(_shm.host_id(), "shared memory is not used on this machine")
+    def test_no_descriptor_of_an_odd_welcome_is_kept(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = f"{folder.name}/socket"
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.addCleanup(door.close)
+        door.bind(path)
+        door.listen()
+
+        def answer(packet, count):
+            guest, _ = door.accept()
+            with guest:
+                socket.send_fds(guest, [packet], [door.fileno()] * count)
+
+        before = len(os.listdir("/proc/self/fd"))
+        for size in (1, 47, 48, 504):
+            for count in (0, 1, 2):
+                with self.subTest(size=size, count=count):
+                    server = threading.Thread(target=answer, args=(bytes(size), count))
+                    server.start()
+                    with self.assertRaises((_shm.Broken, OSError, ValueError)):
+                        _shm.Session(path, "t" * 64, 0)
+                    server.join()
+                    self.assertEqual(len(os.listdir("/proc/self/fd")), before)
 
 
 class Renewals(unittest.TestCase):

@@ -207,6 +207,12 @@ class Leases(Case):
         renewed = self.wait_for("RenewSequences", len(self.daemon.called("RenewSequences")) + 2)
         self.assertEqual([handle.seq_id for handle in renewed[-1].handles], [kept.handle.seq_id])
 
+    def test_a_renewal_that_hangs_is_tried_again_before_the_lease_ends(self):
+        self.daemon.ttl_ms = 300
+        self.daemon.hold.clear()
+        self.client.create_sequence()
+        self.wait_for("RenewSequences", 2)
+
     def test_a_client_closes_while_it_renews(self):
         self.daemon.ttl_ms = 30
         self.daemon.hold.clear()

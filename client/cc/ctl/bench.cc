@@ -1,4 +1,5 @@
 // fp8kvctl bench: decode calls against a running daemon, pipelined on one stream.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <random>
@@ -113,7 +114,9 @@ absl::StatusOr<std::vector<client::Sequence>> Fill(const Plan& plan, client::Cli
       plan.group.window == 0 ? std::vector<uint32_t>{plan.layer} : plan.group.layers;
   const auto row = static_cast<size_t>(plan.model.kv_heads) * plan.model.head_dim;
   const std::vector<uint16_t> rows = Rows(kPromptTokens * row, 1);
-  const int64_t step = plan.group.window == 0 ? kPromptTokens : plan.group.page_tokens;
+  const int64_t step = plan.group.window == 0
+                           ? kPromptTokens  // what a server says may be anything
+                           : std::clamp<int64_t>(plan.group.page_tokens, 1, kPromptTokens);
   for (int64_t pos = 0; pos < plan.seq_len; pos += step) {
     const auto n = static_cast<size_t>(std::min(step, plan.seq_len - pos));
     const absl::Span<const uint16_t> some = absl::MakeConstSpan(rows).first(n * row);

@@ -268,15 +268,16 @@ class Core:
                     pass
                 continue
             handles = self._leases.take_due(now)
+            patience_s = self._leases.patience(RENEW_TIMEOUT_S)
             for begin in range(0, len(handles), RENEW_ITEMS):
-                await self._renew(handles[begin:begin + RENEW_ITEMS])
+                await self._renew(handles[begin:begin + RENEW_ITEMS], patience_s)
 
-    async def _renew(self, handles: list[Handle]) -> None:
+    async def _renew(self, handles: list[Handle], patience_s: float) -> None:
         """One that does not arrive is tried again a period later, twice before the lease ends."""
         call = _calls.renew(handles)
         try:
             raw = await self._await(self._stubs.unary[call.name](
-                call.request, timeout=RENEW_TIMEOUT_S, metadata=self._metadata), call.name)
+                call.request, timeout=patience_s, metadata=self._metadata), call.name)
         except errors.Error:
             return
         self.drop_leases(gone(handles, call.read(raw)[1]))

@@ -240,14 +240,15 @@ class Core:
                     self._changed.wait(None if due is None else due - now)
                     continue
                 handles = self._leases.take_due(now)
+                patience_s = self._leases.patience(RENEW_TIMEOUT_S)
             for begin in range(0, len(handles), RENEW_ITEMS):
-                self._renew(handles[begin:begin + RENEW_ITEMS])
+                self._renew(handles[begin:begin + RENEW_ITEMS], patience_s)
 
-    def _renew(self, handles: list[Handle]) -> None:
+    def _renew(self, handles: list[Handle], patience_s: float) -> None:
         """One that does not arrive is tried again a period later, twice before the lease ends."""
         call = _calls.renew(handles)
         try:
-            raw = self._stubs.unary[call.name](call.request, timeout=RENEW_TIMEOUT_S,
+            raw = self._stubs.unary[call.name](call.request, timeout=patience_s,
                                          metadata=self._metadata)
         except (grpc.RpcError, ValueError):
             return

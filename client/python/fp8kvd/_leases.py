@@ -20,6 +20,9 @@ class Leases:
     >>> leases.add(Handle(1, 1, 1, 0), ttl_s=60, now=100)
     >>> leases.next_due(), leases.take_due(now=119), leases.next_due()
     (120.0, [Handle(seq_id=1, generation=1, incarnation=1, home=0)], 139.0)
+    >>> leases.add(Handle(2, 1, 1, 0), ttl_s=1.5, now=100)
+    >>> leases.patience(5.0)
+    0.5
     """
 
     def __init__(self) -> None:
@@ -35,6 +38,12 @@ class Leases:
     def next_due(self) -> float | None:
         leases = list(self._leases.values())  # as in take_due
         return min((lease.due for lease in leases), default=None)
+
+    def patience(self, most: float) -> float:
+        """How long a renewal may take: a period of the shortest lease, which waits for it; but a
+        quarter of a second at least, for a busy machine."""
+        leases = list(self._leases.values())  # as in take_due
+        return max(min([most, *(lease.period_s for lease in leases)]), 0.25)
 
     def take_due(self, now: float) -> list[Handle]:
         """Those that are due or nearly so: sequences made one by one share a call."""

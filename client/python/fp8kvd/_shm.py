@@ -104,12 +104,15 @@ class Session:
             self.socket.connect(unix_socket)
             self.socket.send(_HELLO.pack(_MAGIC, _VERSION, ticket.encode(), memory_bytes))
             packet, fds, _, _ = socket.recv_fds(self.socket, _FAREWELL.size, 1)
-            if len(packet) != _WELCOME.size or not fds:
-                raise Broken(_reason(packet))
-            _, self._entries, size, self._requests_at, self._replies_at, self._data_at, \
-                self.bytes_max = _WELCOME.unpack(packet)
-            self._memory = mmap.mmap(fds[0], size)
-            os.close(fds[0])
+            try:
+                if len(packet) != _WELCOME.size or not fds:
+                    raise Broken(_reason(packet))
+                _, self._entries, size, self._requests_at, self._replies_at, self._data_at, \
+                    self.bytes_max = _WELCOME.unpack(packet)
+                self._memory = mmap.mmap(fds[0], size)
+            finally:
+                for fd in fds:  # of a packet that is no welcome, too
+                    os.close(fd)
         except BaseException:
             self.socket.close()
             raise
