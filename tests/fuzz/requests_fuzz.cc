@@ -1,7 +1,7 @@
-// Bytes as every message that goes through translate, against a small geometry. Beyond not
-// breaking: what is accepted lies within the limits and in its slot, a refusal is one printable
-// line, and neither takes more memory than the message's own size allows. The first byte chooses
-// the message and how it is cut.
+// Bytes as every message that goes through translate, against a small geometry, on one device or
+// on two, over which a decode is split. Beyond not breaking: what is accepted lies within the
+// limits and in its slot, a refusal is one printable line, and neither takes more memory than the
+// message's own size allows. The first byte chooses the message, how it is cut, and the devices.
 #include <sanitizer/allocator_interface.h>
 
 #include <cmath>
@@ -182,7 +182,13 @@ void TryControl(const Catalog& catalog, absl::Span<const uint8_t> bytes) {
 }
 
 void TryOne(uint8_t choice, absl::Span<const uint8_t> bytes) {
-  static const Catalog& catalog = *new Catalog(SmallCatalog());
+  static const Catalog& one = *new Catalog(SmallCatalog());
+  static const Catalog& two = *new Catalog([] {
+    Catalog of_two = SmallCatalog();
+    of_two.devices.resize(2);
+    return of_two;
+  }());
+  const Catalog& catalog = choice >= 128 ? two : one;
   const std::vector<Piece> pieces = Cut(bytes, {choice / 16U, 1U + choice / 4U, 4096U});
   switch (choice % 9) {
     case 0:
