@@ -122,6 +122,12 @@ absl::Status CheckTogether(const Options& options) {
                                 2 * options.server.message_bytes_max,
                                 ", so that a message and its reply fit; raise it or lower that"));
   }
+  if (options.server.transport_bytes_max < 4 * options.server.message_bytes_max) {
+    return Invalid(absl::StrCat(
+        "transport_bytes_max is ", options.server.transport_bytes_max,
+        ", allowed is from four times message_bytes_max, ", 4 * options.server.message_bytes_max,
+        ", so that messages fit beside each other; raise it or lower that"));
+  }
   if (options.server.listen_address == options.server.http_address &&
       !absl::EndsWith(options.server.listen_address, ":0")) {
     return Invalid(absl::StrCat("listen_address and http_address are both ",

@@ -31,6 +31,10 @@ struct ServerOptions {
   // One message, tensors included; larger ones are refused before their bytes are read whole. A
   // call's memory grows with it.
   int64_t message_bytes_max = kMessageBytesMax;
+  // What gRPC may hold of connections, and of messages on their way in and out, all together.
+  // Near it gRPC closes connections without calls and takes no new ones; beyond it calls end with
+  // RESOURCE_EXHAUSTED. Memory for it must be left to the process.
+  int64_t transport_bytes_max = int64_t{1} << 30;
   // Calls and streams open on one connection at a time; more wait in the client's library.
   int32_t streams_per_connection_max = 2048;
   // Calls and streams open in the whole daemon; more are answered RESOURCE_EXHAUSTED. Each holds

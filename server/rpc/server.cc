@@ -27,6 +27,9 @@ void SetLimits(const config::ServerOptions& options, grpc::ServerBuilder* builde
   const auto message_bytes = static_cast<int>(options.message_bytes_max);
   builder->SetMaxReceiveMessageSize(message_bytes);
   builder->SetMaxSendMessageSize(-1);  // requests.cc bounds replies
+  // Else whoever reaches the port, with a token or without, fills the memory with connections.
+  grpc::ResourceQuota quota("fp8kvd");
+  builder->SetResourceQuota(quota.Resize(static_cast<size_t>(options.transport_bytes_max)));
   // gRPC inflates a message whole before it looks at its size, a thousand times what was sent. Rows
   // do not compress, so nobody loses by it: a compressed message ends its call with UNIMPLEMENTED.
   set(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE);

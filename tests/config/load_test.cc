@@ -346,6 +346,8 @@ TEST(Load, SettingsThatContradictEachOtherAreRefused) {
               HasSubstr("lease_ttl_ms is 1000, allowed is up to lease_ttl_ms_max 500"));
   EXPECT_THAT(Refusal("engine { staging_bytes: 1048576 }" + model),
               HasSubstr("allowed is from twice message_bytes_max, 134217728"));
+  EXPECT_THAT(Refusal("server { transport_bytes_max: 16777216 }" + model),
+              HasSubstr("allowed is from four times message_bytes_max, 268435456"));
   EXPECT_THAT(Refusal("server { http_address: \"127.0.0.1:50051\" }" + model),
               HasSubstr("are both 127.0.0.1:50051"));
   EXPECT_THAT(Refusal("cache { seqs_max: 15 }" + model),
