@@ -40,6 +40,14 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
+// log2 of x's mantissa, in [0, 1); 0 for 0.
+__device__ __forceinline__ float Log2OfMantissa(float x) {
+  const uint32_t mantissa = __float_as_uint(x) & 0x007FFFFFU;
+  float y;
+  asm("lg2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(__uint_as_float(mantissa | 0x3F800000U)));
+  return y;
+}
+
 // 1 / x to one or two units in the last place; 0 for infinity.
 __device__ __forceinline__ float Reciprocal(float x) {
   float y;

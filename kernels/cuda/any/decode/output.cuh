@@ -72,7 +72,7 @@ __device__ __forceinline__ void StoreOut(const DecodeRow& row, OutType type, int
   }
 }
 
-// Adds up the lanes' shares of the denominators, and counts the outputs in one unit again.
+// Adds up the lanes' shares of the denominators.
 template <class T>
 __device__ __forceinline__ void Close(Accumulator<T>& acc) {
 #pragma unroll
@@ -82,14 +82,6 @@ __device__ __forceinline__ void Close(Accumulator<T>& acc) {
 #pragma unroll
       for (int32_t step = 4; step < kWarpLanes; step *= 2) {
         acc.sum[n][i] += __shfl_xor_sync(kAllLanes, acc.sum[n][i], step);
-      }
-      if constexpr (T::kFp8) {
-        const float unit = __fdividef(1.0F, acc.per_unit[n][i]);
-#pragma unroll
-        for (int32_t d = 0; d < T::kDimTiles; ++d) {
-          acc.o[n][d][i] *= unit;
-          acc.o[n][d][2 + i] *= unit;
-        }
       }
     }
   }
@@ -125,8 +117,8 @@ __device__ __forceinline__ void WriteWhole(const DecodeArgs& args, const DecodeR
       const int32_t column = 8 * n + 2 * (lane % 4) + i;
       if (column >= pair.columns) continue;
       const ColumnPlace place = PlaceOf(row, pair, args, column);
-      const Finish finish =
-          FinishColumn(row, place.q_head, acc.max[n][i], acc.sum[n][i], kBackFactor<T::kPrecision>);
+      const Finish finish = FinishColumn(row, place.q_head, acc.origin[n][i], acc.sum[n][i],
+                                         kBackFactor<T::kPrecision>);
       ForDims<T>(acc, n, i, g, [&](int32_t dim, const auto& x) {
         constexpr int32_t kCount = sizeof(x) / sizeof(float);
         float y[kCount];
@@ -156,7 +148,7 @@ __device__ __forceinline__ void WritePiece(const Accumulator<T>& acc, int32_t la
         }
       });
       if (g == 0) {
-        *reinterpret_cast<float2*>(column + T::kHeadDim) = {acc.max[n][i], acc.sum[n][i]};
+        *reinterpret_cast<float2*>(column + T::kHeadDim) = {acc.origin[n][i], acc.sum[n][i]};
       }
     }
   }

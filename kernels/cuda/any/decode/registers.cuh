@@ -9,7 +9,7 @@
 
 namespace fp8kvd::kernels::cuda {
 
-// The maximum of no scores. Finite, so that differences are never NaN; scores of rows within the
+// The origin of no scores. Finite, so that differences are never NaN; scores of rows within the
 // range that the host allows are below 2^70.
 inline constexpr float kEmptyMax = -1e30F;
 
@@ -37,21 +37,20 @@ struct Query<T, true> {
   __device__ __forceinline__ uint4 Get(int32_t n, int32_t c) const { return *At(n, c); }
 };
 
-// Of the columns 2t and 2t + 1 of each N tile: the output's raw sums times per_unit (PerUnit in
-// tile.cuh; fp8_kv), the running maximum in units of log2, this lane's share of the denominator.
+// Of the columns 2t and 2t + 1 of each N tile: the output's raw sums, this lane's share of the
+// denominator, and the origin: weights are 2^(score - origin), scores in units of log2. It is the
+// running maximum, in fp8_kv up to 1 above it (MoveOrigins in scores.cuh).
 template <class T>
 struct Accumulator {
   float o[T::kNTiles][T::kDimTiles][4];
-  float max[T::kNTiles][2];
+  float origin[T::kNTiles][2];
   float sum[T::kNTiles][2];
-  float per_unit[T::kNTiles][2];
 
   __device__ __forceinline__ void Clear() {
 #pragma unroll
     for (int32_t n = 0; n < T::kNTiles; ++n) {
-      max[n][0] = max[n][1] = kEmptyMax;
+      origin[n][0] = origin[n][1] = kEmptyMax;
       sum[n][0] = sum[n][1] = 0.0F;
-      per_unit[n][0] = per_unit[n][1] = 1.0F;
 #pragma unroll
       for (int32_t d = 0; d < T::kDimTiles; ++d) {
 #pragma unroll

@@ -7,47 +7,11 @@
 #include <cstdint>
 
 #include "kernels/cuda/any/decode/registers.cuh"
+#include "kernels/cuda/any/decode/scores.cuh"
 #include "kernels/cuda/any/expand.cuh"
 #include "kernels/cuda/any/ptx.cuh"
 
 namespace fp8kvd::kernels::cuda {
-
-// What turns products into scores in units of log2.
-struct ScoreTerms {
-  float factor;        // sm_scale * log2(e), and what the exponents of codes and query leave over
-  float cap;           // softcap * log2(e); 0: off
-  float two_over_cap;  // 2 / softcap
-};
-
-// Which keys a column of a pair sees. The query token of a column is `later` positions after pos.
-struct Visibility {
-  int32_t key_first;  // of query token 0; far below 0 without a window
-  int32_t key_end;
-  int32_t later_max;  // of the row
-  int32_t group_inverse;
-  int32_t column_first;  // of the pair
-
-  __device__ __forceinline__ int32_t Later(int32_t column) const {
-    return ((column_first + column) * group_inverse) >> 16;
-  }
-};
-
-// A unit's scores need no mask from the first of these tokens up to the second.
-__device__ __forceinline__ int2 SeenByAll(const DecodeRow& row) {
-  return {row.window == 0 ? 0 : row.pos + row.q_len - row.window, row.pos + 1};
-}
-
-__device__ __forceinline__ Visibility VisibilityOf(const DecodeRow& row, int32_t group_inverse,
-                                                   int32_t column_first) {
-  constexpr int32_t kBeforeAll = -(1 << 30);
-  Visibility seen;
-  seen.key_first = row.window == 0 ? kBeforeAll : row.pos - row.window + 1;
-  seen.key_end = row.pos + 1;
-  seen.later_max = row.q_len - 1;
-  seen.group_inverse = group_inverse;
-  seen.column_first = column_first;
-  return seen;
-}
 
 // acc += tile's K of one chunk times the query.
 template <class T>
@@ -143,51 +107,6 @@ struct Products {
   }
 };
 
-// What turns the products of tokens g and g + 8 into scores.
-template <class T>
-__device__ __forceinline__ void ScoreFactors(const uint8_t* tile, int32_t lane,
-                                             const ScoreTerms& terms, float (&factor)[2]) {
-  factor[0] = factor[1] = terms.factor;
-  if constexpr (T::kFp8) {
-    const float* k_scale = reinterpret_cast<const float*>(tile + TileKScales(T::kHeadDim));
-    factor[0] *= k_scale[lane / 4];
-    factor[1] *= k_scale[lane / 4 + 8];
-  }
-}
-
-// cap * tanh(s / cap), as 1 - 2 / (1 + e^2x): its error is one of the result's size.
-template <class T>
-__device__ __forceinline__ void CapScores(const ScoreTerms& terms, float (&s)[T::kNTiles][4]) {
-#pragma unroll
-  for (int32_t n = 0; n < T::kNTiles; ++n) {
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      const float denominator = 1.0F + Exp2(s[n][i] * terms.two_over_cap);
-      s[n][i] = terms.cap - 2.0F * terms.cap * Reciprocal(denominator);
-    }
-  }
-}
-
-// Scores of keys that a column does not see become -inf. token: of the tile's first.
-template <class T>
-__device__ __forceinline__ void MaskScores(int32_t token, int32_t lane, const Visibility& seen,
-                                           float (&s)[T::kNTiles][4]) {
-#pragma unroll
-  for (int32_t n = 0; n < T::kNTiles; ++n) {
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      const int32_t later = seen.Later(8 * n + 2 * (lane % 4) + i % 2);
-      const int32_t key = token + lane / 4 + 8 * (i / 2) - later;
-      if (key >= seen.key_end || key < seen.key_first) s[n][i] = -INFINITY;
-    }
-  }
-}
-
-// Tokens [first, end) of a tile that some column sees.
-__device__ __forceinline__ int2 SeenOfTile(int32_t token, const Visibility& seen) {
-  return {seen.key_first - token, seen.key_end + seen.later_max - token};
-}
-
 // Clears what no column sees in a V tile of bf16 in shared memory: it may be NaN, and 0 * NaN would
 // spread. (Codes are never NaN here.) Each lane clears what it will load itself.
 template <class T>
@@ -207,8 +126,7 @@ __device__ __forceinline__ void ClearUnseenV(uint8_t* v, int32_t lane, int2 seen
 }
 
 // Weights of a tile's tokens g and g + 8 times v_scale: P as mma's B, columns g, tokens 2t, 2t + 1
-// and
-// + 8.
+// and those + 8. s: from CountScores.
 template <class T>
 __device__ __forceinline__ void WeightsOfTile(const float (&s)[T::kNTiles][4],
                                               const float (&scale)[2], Accumulator<T>& acc,
@@ -218,23 +136,12 @@ __device__ __forceinline__ void WeightsOfTile(const float (&s)[T::kNTiles][4],
     float w[4];
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
-      w[i] = Exp2(s[n][i] - acc.max[n][i % 2]);
+      w[i] = Exp2(s[n][i]);
       acc.sum[n][i % 2] += w[i];
-      if constexpr (T::kFp8) w[i] *= scale[i / 2] * acc.per_unit[n][i % 2];
+      if constexpr (T::kFp8) w[i] *= scale[i / 2];
     }
     p[n][0] = Transpose8x8(PackBf16(w[0], w[1]));
     p[n][1] = Transpose8x8(PackBf16(w[2], w[3]));
-  }
-}
-
-// v_scale of tokens g and g + 8, scaled up like the query.
-template <class T>
-__device__ __forceinline__ void VScales(const uint8_t* tile, int32_t lane, float (&scale)[2]) {
-  scale[0] = scale[1] = 1.0F;
-  if constexpr (T::kFp8) {
-    const float* v_scale = reinterpret_cast<const float*>(tile + TileVScales(T::kHeadDim));
-    scale[0] = v_scale[lane / 4] * PowerOfTwo(kExponentTrick);
-    scale[1] = v_scale[lane / 4 + 8] * PowerOfTwo(kExponentTrick);
   }
 }
 
@@ -271,86 +178,6 @@ __device__ __forceinline__ void AccumulateChunk(const uint8_t* v, int32_t c, int
   }
 }
 
-// What the sums of a column are counted in: the mantissa of the v_scale of the token with the
-// maximum. Its weight is then a power of two, which rounding to bf16 leaves as it is; a key that
-// has nearly all of the weight would otherwise put up to 2^-8 of its value into the output. Returns
-// 1 / that.
-template <class T, int32_t kTiles>
-__device__ __forceinline__ float PerUnit(const float (&s)[kTiles][T::kNTiles][4],
-                                         const float (&scale)[kTiles][2], int32_t n, int32_t i,
-                                         float max) {
-  float of_max = 0.0F;
-#pragma unroll
-  for (int32_t m = 0; m < kTiles; ++m) {
-    if (s[m][n][i] == max) of_max = scale[m][0];
-    if (s[m][n][2 + i] == max) of_max = scale[m][1];
-  }
-#pragma unroll
-  for (int32_t step = 4; step < kWarpLanes; step *= 2) {
-    of_max = fmaxf(of_max, __shfl_xor_sync(kAllLanes, of_max, step));
-  }
-  const uint32_t mantissa = __float_as_uint(of_max) & 0x007FFFFFU;
-  return __fdividef(1.0F, __uint_as_float(mantissa | 0x3F800000U));
-}
-
-// Raises the running maxima of kCount N tiles from n0 on to those of s and scales what was summed
-// so far. The N tiles' exchanges go out together.
-template <class T, int32_t kTiles, int32_t kCount>
-__device__ __forceinline__ void RaiseMaximum(int32_t n0, const float (&s)[kTiles][T::kNTiles][4],
-                                             const float (&scale)[kTiles][2], Accumulator<T>& acc) {
-  float max[kCount][2];
-#pragma unroll
-  for (int32_t n = 0; n < kCount; ++n) {
-#pragma unroll
-    for (int32_t i = 0; i < 2; ++i) {
-      max[n][i] = acc.max[n0 + n][i];
-#pragma unroll
-      for (int32_t m = 0; m < kTiles; ++m) {
-        max[n][i] = fmaxf(max[n][i], fmaxf(s[m][n0 + n][i], s[m][n0 + n][2 + i]));
-      }
-    }
-  }
-#pragma unroll
-  for (int32_t step = 4; step < kWarpLanes; step *= 2) {
-#pragma unroll
-    for (int32_t n = 0; n < kCount; ++n) {
-#pragma unroll
-      for (int32_t i = 0; i < 2; ++i) {
-        max[n][i] = fmaxf(max[n][i], __shfl_xor_sync(kAllLanes, max[n][i], step));
-      }
-    }
-  }
-  bool rises = false;
-#pragma unroll
-  for (int32_t n = 0; n < kCount; ++n) {
-    rises = rises || max[n][0] > acc.max[n0 + n][0] || max[n][1] > acc.max[n0 + n][1];
-  }
-  if (!__any_sync(kAllLanes, rises)) return;
-#pragma unroll
-  for (int32_t n = 0; n < kCount; ++n) {
-    float down[2];
-#pragma unroll
-    for (int32_t i = 0; i < 2; ++i) {
-      float& old = acc.max[n0 + n][i];
-      down[i] = Exp2(old - max[n][i]);
-      acc.sum[n0 + n][i] *= down[i];
-      if constexpr (T::kFp8) {
-        const float per_unit = PerUnit<T, kTiles>(s, scale, n0 + n, i, max[n][i]);
-        if (max[n][i] > old) {
-          down[i] *= __fdividef(per_unit, acc.per_unit[n0 + n][i]);
-          acc.per_unit[n0 + n][i] = per_unit;
-        }
-      }
-      old = max[n][i];
-    }
-#pragma unroll
-    for (int32_t d = 0; d < T::kDimTiles; ++d) {
-#pragma unroll
-      for (int32_t i = 0; i < 4; ++i) acc.o[n0 + n][d][i] *= down[i % 2];
-    }
-  }
-}
-
 // Tiles on their way through a warp: kTilesAtOnce of them, from products to their part of the
 // output. A warp takes the products of the next tiles while it accumulates these (Turn), so that
 // neither waits for its own chain of products.
@@ -376,7 +203,7 @@ class Tiles {
     for (int32_t m = 0; m < kTiles; ++m) {
       products[m].Clear();
       uint32_t p[T::kNTiles][2];
-      WeightsOfTile<T>(scores_[m], v_scale_[m], acc, p);
+      WeightsOfTile<T>(scores_.s[m], scores_.v_scale[m], acc, p);
 #pragma unroll
       for (int32_t c = 0; c < kParts; ++c) {
         products[m].Add(next + m * T::kTileBytes, c, lane, q);
@@ -390,7 +217,7 @@ class Tiles {
 #pragma unroll
     for (int32_t m = 0; m < kTiles; ++m) {
       uint32_t p[T::kNTiles][2];
-      WeightsOfTile<T>(scores_[m], v_scale_[m], acc, p);
+      WeightsOfTile<T>(scores_.s[m], scores_.v_scale[m], acc, p);
 #pragma unroll
       for (int32_t c = 0; c < kParts; ++c) AccumulateChunk<T>(V(m), c, lane, p, acc);
     }
@@ -407,19 +234,15 @@ class Tiles {
     for (int32_t m = 0; m < kTiles; ++m) {
       float factor[2];
       ScoreFactors<T>(tiles_ + m * T::kTileBytes, lane, terms, factor);
-      products_[m].Scale(factor, scores_[m]);
-      VScales<T>(tiles_ + m * T::kTileBytes, lane, v_scale_[m]);
+      products_[m].Scale(factor, scores_.s[m]);
+      VScales<T>(tiles_ + m * T::kTileBytes, lane, scores_.v_scale[m]);
     }
     if (terms.cap != 0.0F) {
 #pragma unroll
-      for (int32_t m = 0; m < kTiles; ++m) CapScores<T>(terms, scores_[m]);
+      for (int32_t m = 0; m < kTiles; ++m) CapScores<T>(terms, scores_.s[m]);
     }
     if (is_edge) Mask(token, lane, seen());
-    constexpr int32_t kCount = T::kTurns && T::kNTiles % 2 == 0 ? 2 : 1;
-#pragma unroll
-    for (int32_t n = 0; n < T::kNTiles; n += kCount) {
-      RaiseMaximum<T, kTiles, kCount>(n, scores_, v_scale_, acc);
-    }
+    CountScores<T>(scores_, acc);
   }
 
  private:
@@ -439,13 +262,13 @@ class Tiles {
   __device__ __forceinline__ void Mask(int32_t token, int32_t lane, const Visibility& seen) {
 #pragma unroll
     for (int32_t m = 0; m < kTiles; ++m) {
-      MaskScores<T>(token + m * kTileTokens, lane, seen, scores_[m]);
+      MaskScores<T>(token + m * kTileTokens, lane, seen, scores_.s[m]);
       const int2 of_tile = SeenOfTile(token + m * kTileTokens, seen);
       if constexpr (T::kFp8) {
 #pragma unroll
         for (int32_t i = 0; i < 2; ++i) {
           const int32_t at = lane / 4 + 8 * i;
-          if (at < of_tile.x || at >= of_tile.y) v_scale_[m][i] = 0.0F;
+          if (at < of_tile.x || at >= of_tile.y) scores_.v_scale[m][i] = 0.0F;
         }
       } else {
         ClearUnseenV<T>(V(m), lane, of_tile);
@@ -455,8 +278,7 @@ class Tiles {
 
   uint8_t* tiles_;
   Products<T> products_[kTiles];  // from Begin or Turn to Score
-  float scores_[kTiles][T::kNTiles][4];
-  float v_scale_[kTiles][2];
+  Scores<T> scores_;              // from Score on, above the origins
 };
 
 }  // namespace fp8kvd::kernels::cuda

@@ -1,0 +1,211 @@
+// kernels/cuda/any/decode/scores.cuh: from a tile's products with the query to the exponents of its
+// weights: scale, cap, mask, and the origins that a column's scores are counted from. All in
+// registers, in the fragment that mma leaves: tokens g and g + 8, columns 2t and 2t + 1 of an N tile.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/any/decode/registers.cuh"
+#include "kernels/cuda/any/ptx.cuh"
+
+namespace fp8kvd::kernels::cuda {
+
+// What turns products into scores in units of log2.
+struct ScoreTerms {
+  float factor;        // sm_scale * log2(e), and what the exponents of codes and query leave over
+  float cap;           // softcap * log2(e); 0: off
+  float two_over_cap;  // 2 / softcap
+};
+
+// Which keys a column of a pair sees. The query token of a column is `later` positions after pos.
+struct Visibility {
+  int32_t key_first;  // of query token 0; far below 0 without a window
+  int32_t key_end;
+  int32_t later_max;  // of the row
+  int32_t group_inverse;
+  int32_t column_first;  // of the pair
+
+  __device__ __forceinline__ int32_t Later(int32_t column) const {
+    return ((column_first + column) * group_inverse) >> 16;
+  }
+};
+
+// A unit's scores need no mask from the first of these tokens up to the second.
+__device__ __forceinline__ int2 SeenByAll(const DecodeRow& row) {
+  return {row.window == 0 ? 0 : row.pos + row.q_len - row.window, row.pos + 1};
+}
+
+__device__ __forceinline__ Visibility VisibilityOf(const DecodeRow& row, int32_t group_inverse,
+                                                   int32_t column_first) {
+  constexpr int32_t kBeforeAll = -(1 << 30);
+  Visibility seen;
+  seen.key_first = row.window == 0 ? kBeforeAll : row.pos - row.window + 1;
+  seen.key_end = row.pos + 1;
+  seen.later_max = row.q_len - 1;
+  seen.group_inverse = group_inverse;
+  seen.column_first = column_first;
+  return seen;
+}
+
+// What turns the products of tokens g and g + 8 into scores.
+template <class T>
+__device__ __forceinline__ void ScoreFactors(const uint8_t* tile, int32_t lane,
+                                             const ScoreTerms& terms, float (&factor)[2]) {
+  factor[0] = factor[1] = terms.factor;
+  if constexpr (T::kFp8) {
+    const float* k_scale = reinterpret_cast<const float*>(tile + TileKScales(T::kHeadDim));
+    factor[0] *= k_scale[lane / 4];
+    factor[1] *= k_scale[lane / 4 + 8];
+  }
+}
+
+// cap * tanh(s / cap), as 1 - 2 / (1 + e^2x): its error is one of the result's size.
+template <class T>
+__device__ __forceinline__ void CapScores(const ScoreTerms& terms, float (&s)[T::kNTiles][4]) {
+#pragma unroll
+  for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      const float denominator = 1.0F + Exp2(s[n][i] * terms.two_over_cap);
+      s[n][i] = terms.cap - 2.0F * terms.cap * Reciprocal(denominator);
+    }
+  }
+}
+
+// Scores of keys that a column does not see become -inf. token: of the tile's first.
+template <class T>
+__device__ __forceinline__ void MaskScores(int32_t token, int32_t lane, const Visibility& seen,
+                                           float (&s)[T::kNTiles][4]) {
+#pragma unroll
+  for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      const int32_t later = seen.Later(8 * n + 2 * (lane % 4) + i % 2);
+      const int32_t key = token + lane / 4 + 8 * (i / 2) - later;
+      if (key >= seen.key_end || key < seen.key_first) s[n][i] = -INFINITY;
+    }
+  }
+}
+
+// Tokens [first, end) of a tile that some column sees.
+__device__ __forceinline__ int2 SeenOfTile(int32_t token, const Visibility& seen) {
+  return {seen.key_first - token, seen.key_end + seen.later_max - token};
+}
+
+// v_scale of tokens g and g + 8, scaled up like the query.
+template <class T>
+__device__ __forceinline__ void VScales(const uint8_t* tile, int32_t lane, float (&scale)[2]) {
+  scale[0] = scale[1] = 1.0F;
+  if constexpr (T::kFp8) {
+    const float* v_scale = reinterpret_cast<const float*>(tile + TileVScales(T::kHeadDim));
+    scale[0] = v_scale[lane / 4] * PowerOfTwo(kExponentTrick);
+    scale[1] = v_scale[lane / 4 + 8] * PowerOfTwo(kExponentTrick);
+  }
+}
+
+// Tiles between their products and their weights.
+template <class T>
+struct Scores {
+  static constexpr int32_t kTiles = T::kTilesAtOnce;
+  float s[kTiles][T::kNTiles][4];
+  float v_scale[kTiles][2];  // of tokens g and g + 8
+};
+
+// This lane's maxima of the columns 2t and 2t + 1 of N tile n.
+template <class T>
+__device__ __forceinline__ void LaneMaxima(const Scores<T>& scores, int32_t n, float (&max)[2]) {
+  max[0] = max[1] = -INFINITY;
+#pragma unroll
+  for (int32_t m = 0; m < scores.kTiles; ++m) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) max[i % 2] = fmaxf(max[i % 2], scores.s[m][n][i]);
+  }
+}
+
+// The columns' maxima over all tokens, from those of the lanes.
+__device__ __forceinline__ void MaximaOfLanes(float (&max)[2]) {
+#pragma unroll
+  for (int32_t step = 4; step < kWarpLanes; step *= 2) {
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      max[i] = fmaxf(max[i], __shfl_xor_sync(kAllLanes, max[i], step));
+    }
+  }
+}
+
+// Moves the origins of the columns 2t and 2t + 1 of N tile n to where a score of theirs is above
+// them, and scales what was summed so far. max: from LaneMaxima.
+//
+// In fp8_kv an origin is above its maximum by log2 of the mantissa of that key's v_scale. The key's
+// weight times v_scale is then a power of two, which rounding to bf16 leaves as it is; a key that
+// has nearly all of the weight would otherwise put up to 2^-8 of its value into the output.
+template <class T>
+__device__ __forceinline__ void MoveOrigins(const Scores<T>& scores, int32_t n, float (&max)[2],
+                                            Accumulator<T>& acc) {
+  MaximaOfLanes(max);
+  float origin[2] = {max[0], max[1]};
+  if constexpr (T::kFp8) {
+    float of_max[2] = {0.0F, 0.0F};  // v_scale
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int32_t m = 0; m < scores.kTiles; ++m) {
+        if (scores.s[m][n][i] == max[i % 2]) of_max[i % 2] = scores.v_scale[m][i / 2];
+      }
+    }
+    MaximaOfLanes(of_max);
+    origin[0] += Log2OfMantissa(of_max[0]);
+    origin[1] += Log2OfMantissa(of_max[1]);
+  }
+  float down[2];
+#pragma unroll
+  for (int32_t i = 0; i < 2; ++i) {
+    const bool moves = max[i] > acc.origin[n][i];
+    origin[i] = moves ? origin[i] : acc.origin[n][i];
+    down[i] = Exp2(acc.origin[n][i] - origin[i]);
+    acc.origin[n][i] = origin[i];
+    acc.sum[n][i] *= down[i];
+  }
+#pragma unroll
+  for (int32_t d = 0; d < T::kDimTiles; ++d) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) acc.o[n][d][i] *= down[i % 2];
+  }
+}
+
+// Turns scores into what they are above their columns' origins, once these are where they have to
+// be. Few tiles move one, so the lanes ask each other first, once for all columns, and exchange
+// maxima only then. (A product and a difference, each rounded: with fma the largest score might
+// come out far above its own origin.)
+template <class T>
+__device__ __forceinline__ void CountScores(Scores<T>& scores, Accumulator<T>& acc) {
+  float max[T::kNTiles][2];
+  bool moves[T::kNTiles];  // as far as this lane knows
+  bool any = false;
+#pragma unroll
+  for (int32_t n = 0; n < T::kNTiles; ++n) {
+    LaneMaxima<T>(scores, n, max[n]);
+    moves[n] = max[n][0] > acc.origin[n][0] || max[n][1] > acc.origin[n][1];
+    any = any || moves[n];
+  }
+  if (__any_sync(kAllLanes, any)) {
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+      if (T::kNTiles == 1 || __any_sync(kAllLanes, moves[n])) {
+        MoveOrigins<T>(scores, n, max[n], acc);
+      }
+    }
+  }
+#pragma unroll
+  for (int32_t m = 0; m < scores.kTiles; ++m) {
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) {
+        scores.s[m][n][i] = __fsub_rn(scores.s[m][n][i], acc.origin[n][i % 2]);
+      }
+    }
+  }
+}
+
+}  // namespace fp8kvd::kernels::cuda
