@@ -185,6 +185,25 @@ std::string NanQueriesDisturbNobody(Backend& backend, BackendDevice& device) {
   return "";
 }
 
+// The host refuses such logits; one beyond what fp32 holds in units of log2 still takes all weight.
+std::string ASinkAboveAllTakesAllWeight(Backend& /*backend*/, BackendDevice& device) {
+  constexpr float kSink = 3e38F;
+  for (const Precision precision : kPrecisions) {
+    Case c = Ragged(precision, 64, 8, 6, 200);
+    for (Row& row : c.rows) row.sinks = true;
+    std::vector<cases::RowData> data = cases::MakeData(c);
+    for (cases::RowData& row : data) std::ranges::fill(row.sink_logits, kSink);
+    Answer answer;
+    const std::string error = cases::Launch(device, c, data, Unseen::kPoison, &answer);
+    if (!error.empty()) return error;
+    if (std::ranges::any_of(answer.out, [](float x) { return x != 0.0F; })) return "out is not 0";
+    if (std::ranges::any_of(answer.lse, [](float x) { return x != kSink; })) {
+      return "lse is not the sink";
+    }
+  }
+  return "";
+}
+
 // Steps as a daemon takes them: append one token to each sequence, then decode it. Decode begins to
 // read while the append may still run, so it must leave alone what that writes. Each answer is
 // taken again when all is quiet.
@@ -315,6 +334,7 @@ const std::vector<Check>& GpuChecks() {
       {"the_same_launch_twice_gives_the_same_bits", TheSameLaunchTwice},
       {"batch_invariant_row_alone_or_in_a_batch", RowAloneOrInABatch},
       {"nan_queries_disturb_nobody", NanQueriesDisturbNobody},
+      {"a_sink_above_all_takes_all_weight", ASinkAboveAllTakesAllWeight},
       {"a_step_sees_its_own_tokens", AStepSeesItsOwnTokens},
       {"batch_of_512", BatchOf512},
       {"copied_pages_are_equal", CopiedPagesAreEqual},

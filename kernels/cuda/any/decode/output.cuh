@@ -41,14 +41,16 @@ __device__ __forceinline__ Finish FinishColumn(const DecodeRow& row, int32_t q_h
   float total_max = max;
   float weight = 1.0F;
   float total = sum;
+  float lse_min = -INFINITY;
   if (row.sink_logits != nullptr) {
-    const float sink = row.sink_logits[q_head] * kLog2E;
+    lse_min = row.sink_logits[q_head];
+    const float sink = fminf(lse_min * kLog2E, kFloatMax);  // in log2 it may be beyond
     total_max = fmaxf(max, sink);
     weight = Exp2(max - total_max);
     total = sum * weight + Exp2(sink - total_max);
   }
   if (!(total > 0.0F)) return {total * 0.0F, total == total ? -INFINITY : total};
-  return {__fdividef(weight, total) * back, (total_max + __log2f(total)) * kLn2};
+  return {__fdividef(weight, total) * back, fmaxf((total_max + __log2f(total)) * kLn2, lse_min)};
 }
 
 template <int32_t kCount>

@@ -61,6 +61,7 @@ struct Accumulator {
 };
 
 inline constexpr float kLog2E = 1.4426950408889634F;
+inline constexpr float kFloatMax = 0x1.FFFFFEp127F;
 inline constexpr float kLn2 = 0.6931471805599453F;
 
 // 2^exponent for |exponent| < 127.
