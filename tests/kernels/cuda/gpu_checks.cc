@@ -330,16 +330,16 @@ std::string ManyLaunchesTakeNoMemory(Backend& backend, BackendDevice& device) {
 const std::vector<Check>& GpuChecks() {
   static const std::vector<Check> checks = {
       {"append_equals_the_reference_bit_by_bit", AppendEqualsTheReference},
-      {"every_code_of_every_scale", EveryCodeOfEveryScale},
+      {"every_code_of_every_scale", EveryCodeOfEveryScale, true},
       {"the_same_launch_twice_gives_the_same_bits", TheSameLaunchTwice},
-      {"batch_invariant_row_alone_or_in_a_batch", RowAloneOrInABatch},
+      {"batch_invariant_row_alone_or_in_a_batch", RowAloneOrInABatch, true},
       {"nan_queries_disturb_nobody", NanQueriesDisturbNobody},
       {"a_sink_above_all_takes_all_weight", ASinkAboveAllTakesAllWeight},
-      {"a_step_sees_its_own_tokens", AStepSeesItsOwnTokens},
-      {"batch_of_512", BatchOf512},
+      {"a_step_sees_its_own_tokens", AStepSeesItsOwnTokens, true},
+      {"batch_of_512", BatchOf512, true},
       {"copied_pages_are_equal", CopiedPagesAreEqual},
       {"a_shape_without_a_kernel_is_named", AShapeWithoutAKernelIsNamed},
-      {"many_launches_take_no_memory", ManyLaunchesTakeNoMemory},
+      {"many_launches_take_no_memory", ManyLaunchesTakeNoMemory, true},
   };
   return checks;
 }

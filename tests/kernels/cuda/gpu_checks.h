@@ -14,6 +14,7 @@ struct Check {
   const char* name;
   // Empty when it holds.
   std::string (*run)(Backend& backend, cases::BackendDevice& device);
+  bool is_long = false;  // so many or so large launches that a sanitizer takes minutes
 };
 
 const std::vector<Check>& GpuChecks();

@@ -20,8 +20,10 @@ namespace fp8kvd::kernels::cuda {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: fp8kv_kernel_test [--short] [--generic] [--verbose] [--filter=TEXT] [--path=PATH]\n"
+    "usage: fp8kv_kernel_test [--short] [--few] [--generic] [--verbose] [--filter=TEXT] "
+    "[--path=PATH]\n"
     "  --short    the small cases of each kind, for sanitizers\n"
+    "  --few      no checks of many or large launches, for sanitizers that record each of them\n"
     "  --generic  the kernels for sm_80 and up, on any device\n"
     "  --verbose  prints the relative L2 error of each case\n"
     "  --filter   only cases and checks whose names contain TEXT\n"
@@ -30,6 +32,7 @@ constexpr const char* kUsage =
 
 struct Flags {
   bool is_short = false;
+  bool few = false;
   bool generic = false;
   bool verbose = false;
   std::string filter;
@@ -58,6 +61,8 @@ bool ParseFlags(int argc, char** argv, Flags* flags) {
     const std::string arg = argv[i];
     if (arg == "--short") {
       flags->is_short = true;
+    } else if (arg == "--few") {
+      flags->few = true;
     } else if (arg == "--generic") {
       flags->generic = true;
     } else if (arg == "--verbose") {
@@ -184,6 +189,7 @@ int Main(int argc, char** argv) {
   }
   for (const Check& check : GpuChecks()) {
     if (std::string(check.name).find(flags.filter) == std::string::npos) continue;
+    if (flags.few && check.is_long) continue;
     report.Add(check.name, check.run(**backend, device));
   }
   if (flags.filter.empty()) report.Add("broken_scales_fail", cases::CheckThatBrokenScalesFail());
