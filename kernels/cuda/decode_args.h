@@ -61,7 +61,7 @@ struct LaunchShape {
   // The next launch may start when the warps have set out their last reads, not at once.
   bool lets_next_late;
   // 0: all CTAs share the launch's units (decode_cta.cuh). Else each pair has a cluster of so many
-  // CTAs (sm90/decode/pairs.cuh), and each row so many pairs.
+  // CTAs, a power of two (sm90/decode/pairs.cuh), and each row so many pairs.
   int32_t cluster;
   int32_t row_pairs;
 };

@@ -183,7 +183,7 @@ struct Merged {
 
 // Merges what load(i, terms, o) gives for i in [0, count). Loads of kPiecesAtOnce pieces are under
 // way together, since each takes longer than all of the arithmetic.
-inline constexpr int32_t kPiecesAtOnce = 8;
+inline constexpr int32_t kPiecesAtOnce = 4;
 
 template <class Load>
 __device__ __forceinline__ Merged MergeAll(int32_t count, const Load& load) {

@@ -1,6 +1,7 @@
 // kernels/cuda/any/decode/scores.cuh: from a tile's products with the query to the exponents of its
 // weights: scale, cap, mask, and the origins that a column's scores are counted from. All in
-// registers, in the fragment that mma leaves: tokens g and g + 8, columns 2t and 2t + 1 of an N tile.
+// registers, in the fragment that mma leaves: tokens g and g + 8, columns 2t and 2t + 1 of each N
+// tile.
 #pragma once
 
 #include <cstdint>

@@ -47,8 +47,9 @@ struct DecodeTraits {
   static constexpr int32_t kTilesAtOnce = kQueryInShared              ? 1
                                           : kUnitTiles * kNTiles <= 4 ? kUnitTiles
                                                                       : kUnitTiles / 2;
-  // Products of the next tiles are taken while these are accumulated, where registers suffice.
-  static constexpr bool kTurns = columns == 8;
+  // Products of the next tiles are taken while these are accumulated, where registers suffice. Not
+  // in fp8_kv: that much code costs short work more than it gains long work.
+  static constexpr bool kTurns = columns == 8 && !kFp8;
   // Two CTAs of a pairs launch have room on a multiprocessor where they are small enough.
   static constexpr int32_t kPairCtas = columns == 8 && head_dim <= 128 ? 2 : 1;
 

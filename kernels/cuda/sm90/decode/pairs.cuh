@@ -64,6 +64,17 @@ struct PairSource {
   }
 };
 
+// Item i of a pair's columns and fours of dimensions: what the CTA's warps have of it.
+template <class T>
+__device__ __forceinline__ Merged MergeWarps(int32_t pieces, int32_t i, const uint8_t* shared,
+                                             const PairsLayout& layout) {
+  constexpr int32_t kFours = T::kHeadDim / 4;
+  const float* of_column =
+      reinterpret_cast<const float*>(shared + layout.rings) + i / kFours * T::kPieceStride;
+  return MergePieces<T, true>(
+      pieces, [&](int32_t j) { return of_column + j * (layout.ring_bytes / 4); }, i % kFours * 4);
+}
+
 // Joins the pieces of this CTA's warps, and those of the cluster's CTAs, into the output.
 template <class T>
 __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow& row,
@@ -71,40 +82,36 @@ __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow
                                          const PairsLayout& layout) {
   constexpr int32_t kFours = T::kHeadDim / 4;
   const int32_t cluster = ClusterCtas();
-  const int32_t rank = ClusterRank();
   const int32_t fours = pair.columns * kFours;
-  const int32_t share = FoursOfCta<T>(pair.columns, cluster);
+  __syncthreads();
+  if (cluster == 1) {
+    for (int32_t i = threadIdx.x; i < fours; i += blockDim.x) {
+      const Merged merged = MergeWarps<T>(pieces, i, shared, layout);
+      WriteMerged<T>(args, row, pair, merged, i / kFours, i % kFours * 4);
+    }
+    return;
+  }
+  const int32_t rank = ClusterRank();
   auto* inbox = reinterpret_cast<float4*>(shared + layout.inbox);
   auto* inbox_terms = reinterpret_cast<float2*>(shared + layout.inbox_terms);
-  __syncthreads();
-  if (cluster > 1) WaitForCluster();  // all CTAs have started
+  WaitForCluster();  // all CTAs have started
   for (int32_t i = threadIdx.x; i < fours; i += blockDim.x) {
-    const int32_t column = i / kFours;
-    const int32_t dim = i % kFours * 4;
-    const float* of_column =
-        reinterpret_cast<const float*>(shared + layout.rings) + column * T::kPieceStride;
-    const Merged merged = MergePieces<T, true>(
-        pieces, [&](int32_t j) { return of_column + j * (layout.ring_bytes / 4); }, dim);
-    if (cluster == 1) {
-      WriteMerged<T>(args, row, pair, merged, column, dim);
-      continue;
-    }
-    const int32_t to = FloorDiv(i, share);
-    const int32_t slot = (i - to * share) * cluster + rank;
+    const Merged merged = MergeWarps<T>(pieces, i, shared, layout);
+    const int32_t to = i & (cluster - 1);  // a power of two
+    const int32_t slot = i - to + rank;
     StoreToCluster(AddressInCta(inbox + slot, to), merged.o);
     StoreToCluster(AddressInCta(inbox_terms + slot, to), float2{merged.max, merged.sum});
   }
-  if (cluster == 1) return;
   __syncwarp();
   ArriveAtCluster();
   WaitForCluster();
-  const int32_t mine = min(share, fours - rank * share);
-  for (int32_t i = threadIdx.x; i < mine; i += blockDim.x) {
+  for (int32_t i = threadIdx.x; i * cluster + rank < fours; i += blockDim.x) {
+    const int32_t first = i * cluster;
     const Merged merged = MergeAll(cluster, [&](int32_t c, float2& terms, float4& o) {
-      terms = inbox_terms[i * cluster + c];
-      o = inbox[i * cluster + c];
+      terms = inbox_terms[first + c];
+      o = inbox[first + c];
     });
-    const int32_t at = rank * share + i;
+    const int32_t at = first + rank;
     WriteMerged<T>(args, row, pair, merged, at / kFours, at % kFours * 4);
   }
 }
