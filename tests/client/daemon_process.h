@@ -97,8 +97,10 @@ class DaemonProcess {
   // Where clients of this host connect.
   std::filesystem::path shm_socket() const { return directory_ / "shm"; }
 
-  // Sends the signal, waits for the end, gives the exit code (-signal if one ended it).
+  // Sends the signal, waits for the end, gives the exit code (-signal if one ended it); -1 when it
+  // has ended before, for kill(-1) would signal every process there is.
   int End(int signal) {
+    if (pid_ <= 0) return -1;
     int status = 0;
     kill(pid_, signal);
     waitpid(pid_, &status, 0);

@@ -87,7 +87,10 @@ class Process {
   Process& operator=(const Process&) = delete;
 
   pid_t pid() const { return pid_; }
-  void Kill(int signal) const { kill(pid_, signal); }
+  // Nothing, when it has ended: kill(-1) would signal every process there is.
+  void Kill(int signal) const {
+    if (pid_ > 0) kill(pid_, signal);
+  }
 
   bool HasExited() {
     if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = -1;
