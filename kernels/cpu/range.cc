@@ -5,6 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/range.cc"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -13,9 +14,10 @@ namespace fp8kvd::kernels::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Without its sign, a bf16 orders as an integer, infinities and NaN at the top.
+constexpr int16_t kLargestAllowed = ((127 + kRangeExponent) << 7) - 1;
+
 int64_t FirstOutOfRange(const uint16_t* HWY_RESTRICT values, int64_t count) {
-  // Without its sign, a bf16 orders as an integer, infinities and NaN at the top.
-  constexpr int16_t kLargestAllowed = ((127 + kRangeExponent) << 7) - 1;
   const hn::ScalableTag<int16_t> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const auto largest = hn::Set(d, kLargestAllowed);
@@ -35,6 +37,26 @@ int64_t FirstOutOfRange(const uint16_t* HWY_RESTRICT values, int64_t count) {
   return -1;
 }
 
+int64_t CopyPastCaches(const uint16_t* HWY_RESTRICT from, uint16_t* HWY_RESTRICT to,
+                       uint16_t* HWY_RESTRICT kept, int64_t count) {
+  const hn::CappedTag<int16_t, 16> d;  // `to` begins at a multiple of 32 bytes
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto magnitude_bits = hn::Set(d, int16_t{0x7FFF});
+  const auto* in = reinterpret_cast<const int16_t*>(from);
+  auto* out = reinterpret_cast<int16_t*>(to);
+  auto* beside = reinterpret_cast<int16_t*>(kept);
+  auto top = hn::Zero(d);
+  for (int64_t i = 0; i < count; i += lanes) {
+    const auto values = hn::LoadU(d, in + i);
+    hn::Stream(values, d, out + i);
+    if (beside != nullptr) hn::Store(values, d, beside + i);
+    top = hn::Max(top, hn::And(values, magnitude_bits));
+  }
+  if (HWY_LIKELY(hn::AllFalse(d, hn::Gt(top, hn::Set(d, kLargestAllowed))))) return -1;
+  hwy::FlushStream();
+  return FirstOutOfRange(to, count);
+}
+
 }  // namespace fp8kvd::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -42,10 +64,17 @@ HWY_AFTER_NAMESPACE();
 namespace fp8kvd::kernels::cpu {
 
 HWY_EXPORT(FirstOutOfRange);
+HWY_EXPORT(CopyPastCaches);
 
 int64_t FirstOutOfRange(const uint16_t* values, int64_t count) {
   return HWY_DYNAMIC_DISPATCH(FirstOutOfRange)(values, count);
 }
+
+int64_t CopyPastCaches(const uint16_t* from, uint16_t* to, uint16_t* kept, int64_t count) {
+  return HWY_DYNAMIC_DISPATCH(CopyPastCaches)(from, to, kept, count);
+}
+
+void FinishCopies() { hwy::FlushStream(); }
 
 }  // namespace fp8kvd::kernels::cpu
 #endif  // HWY_ONCE

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -42,6 +44,26 @@ TEST_P(CpuRange, TheFirstOffenderIsFoundAtEveryPlaceOfEveryLength) {
       values.back() = 0xFF80;  // a later one is not named
       ASSERT_EQ(FirstOutOfRange(values.data(), count), at);
     }
+  }
+}
+
+TEST_P(CpuRange, ACopyPastTheCachesIsWholeAndNamesTheFirstOffender) {
+  constexpr int64_t kCount = 320;
+  alignas(64) uint16_t to[kCount + 16];
+  alignas(64) uint16_t kept[kCount];
+  for (int64_t at = -1; at < kCount; ++at) {
+    std::vector<uint16_t> values(kCount + 1, kLargestAllowed);
+    if (at >= 0) values[at + 1] = 0x7FC0;  // NaN
+    values.back() = at < 0 ? 0xCD7F : 0xFF80;
+    std::fill(std::begin(to), std::end(to), uint16_t{1});
+    // From a place of its own, to one after the first 16 elements; with a copy kept and without.
+    EXPECT_EQ(CopyPastCaches(values.data() + 1, to + 16, at % 2 == 0 ? kept : nullptr, kCount), at);
+    FinishCopies();
+    EXPECT_TRUE(std::equal(values.begin() + 1, values.end(), to + 16)) << at;
+    if (at % 2 == 0) {
+      EXPECT_TRUE(std::equal(values.begin() + 1, values.end(), kept)) << at;
+    }
+    EXPECT_EQ(std::count(to, to + 16, 1), 16);
   }
 }
 
