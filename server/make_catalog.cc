@@ -21,6 +21,7 @@ translate::Catalog MakeCatalog(const config::Loaded& loaded, Engines& engines) {
   }
   catalog.message_bytes_max = loaded.options.server.message_bytes_max;
   catalog.slot_bytes_max = first.staging().slot_bytes_max();
+  catalog.streams_rows = engines.devices().front().backend->Device().returns_at_once;
   catalog.seqs_max = loaded.options.cache.seqs_max;
   catalog.seq_len_max = loaded.options.cache.seq_len_max;
   catalog.lease_ttl_ms = loaded.options.cache.lease_ttl_ms;

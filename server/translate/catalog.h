@@ -34,6 +34,8 @@ struct Catalog {
   std::string host_id;                 // of this boot of this machine
   int64_t message_bytes_max = kMessageBytesMax;
   int64_t slot_bytes_max = 0;  // of one message's tensors with its reply's
+  // Large tensors go past this processor's caches: a device reads them.
+  bool streams_rows = false;
   int64_t seqs_max = 0;
   int64_t seq_len_max = kSeqLenMax;
   int64_t lease_ttl_ms = 0;  // of who asks for none

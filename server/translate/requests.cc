@@ -10,49 +10,15 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
+#include "server/translate/checks.h"
 #include "server/translate/rows.h"
 
 namespace fp8kvd::translate {
 namespace {
 
-constexpr int64_t kAlignBytes = 256;  // of each tensor in a slot
-constexpr int64_t kBf16Bytes = 2;
 // Kernels count in powers of two: the largest floats would overflow there, and inf - inf is NaN.
 constexpr float kSinkEnd = 0x1p28F;
 static_assert(kRangeExponent == 28);
-
-int64_t Aligned(int64_t bytes) { return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes; }
-
-template <typename... Parts>
-absl::Status Invalid(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
-absl::Status CheckLayer(const CatalogModel& model, uint32_t layer) {
-  const ModelGeometry& geometry = model.geometry;
-  if (layer < static_cast<uint32_t>(geometry.layers)) return absl::OkStatus();
-  return Invalid("layer is ", layer, ", model \"", geometry.name, "\" has layers 0 to ",
-                 geometry.layers - 1, "; send one of those");
-}
-
-// Two tensors of one size that come together.
-absl::Status CheckKv(int64_t k_size, int64_t v_size, int64_t wanted, absl::string_view shape) {
-  for (const auto& [name, size] : {std::pair("k", k_size), std::pair("v", v_size)}) {
-    if (size != wanted) {
-      return Invalid(name, " holds ", size, " bytes, this request wants ", wanted, " (", shape,
-                     "); send k and v in bf16, all KV heads");
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status BadValue(absl::string_view name, const BadElement& bad, int64_t row_elements,
-                      int32_t head_dim) {
-  const int64_t in_row = bad.index % row_elements;
-  return Invalid(name, "[", bad.index / row_elements, ", ", in_row / head_dim, ", ",
-                 in_row % head_dim, "] is ", bad.text,
-                 ", values must be finite and below 2^28 in size; find where the model makes it");
-}
 
 }  // namespace
 
@@ -121,8 +87,11 @@ absl::Status DecodeMessage::CheckAll(const Catalog& catalog, absl::Span<const Pi
   status = CheckSinks();
   if (!status.ok()) return status;
   status = CheckTensors(catalog);
-  if (status.ok()) Split(catalog);
-  return status;
+  if (!status.ok()) return status;
+  Split(catalog);
+  streams_ = catalog.streams_rows && origins_.empty() &&
+             CanStream({&wire_.q, &wire_.k, &wire_.v}, model_->geometry.head_dim * kBf16Bytes);
+  return absl::OkStatus();
 }
 
 absl::Status DecodeMessage::CheckItems(const Catalog& catalog) {
@@ -315,7 +284,9 @@ void DecodeMessage::Load(size_t part, uint8_t* slot) {
     uint8_t* const at = slot;
     const int64_t row_bytes = tensor.size / tokens_;
     slot += Aligned(tokens * row_bytes);
-    if (origins_.empty()) {
+    if (streams_) {
+      // StreamItem copies each item's.
+    } else if (origins_.empty()) {
       tensor.CopyTo(at);
     } else {
       RangeCopier rows(&tensor);
@@ -338,8 +309,46 @@ void DecodeMessage::Load(size_t part, uint8_t* slot) {
   slot += Aligned(tokens * out_row_bytes_);
   if (wire_.want_lse) request.lse = reinterpret_cast<float*>(slot);
   for (engine::DecodeItem& item : request.items) {
-    if (item.status.ok()) LoadItem(request, &item);
+    if (!item.status.ok()) continue;
+    if (streams_) {
+      StreamItem(request, &item);
+    } else {
+      LoadItem(request, &item);
+    }
   }
+  if (streams_) FinishStreaming();
+}
+
+void DecodeMessage::Refuse(engine::DecodeItem* item, const char* name, const BadElement& bad,
+                           int64_t row_elements) const {
+  const absl::Status status = BadValue(name, bad, row_elements, model_->geometry.head_dim);
+  const int64_t place = item - items_.data();
+  item->status =
+      Invalid("item ", origins_.empty() ? place : origins_[place].index, ": ", status.message());
+}
+
+void DecodeMessage::StreamItem(const engine::DecodeRequest& request,
+                               engine::DecodeItem* item) const {
+  const ModelGeometry& geometry = model_->geometry;
+  uint64_t digest = 0;
+  const auto stream = [&](const char* name, const Pieces& tensor, const uint16_t* rows,
+                          int64_t heads, bool is_digested) {
+    if (rows == nullptr || !item->status.ok()) return;
+    const int64_t row = heads * geometry.head_dim;
+    const uint8_t* const from = tensor.pieces[0].data() + item->row * row * kBf16Bytes;
+    uint16_t* const to = const_cast<uint16_t*>(rows) + item->row * row;
+    std::optional<BadElement> bad;
+    if (is_digested) {
+      digest = StreamRows(from, to, item->q_len * row, digest, &bad);
+    } else {
+      StreamRows(from, to, item->q_len * row, &bad);
+    }
+    if (bad.has_value()) Refuse(item, name, *bad, row);
+  };
+  stream("q", wire_.q, request.q, geometry.q_heads, /*is_digested=*/false);
+  stream("k", wire_.k, request.k, geometry.kv_heads, /*is_digested=*/true);
+  stream("v", wire_.v, request.v, geometry.kv_heads, /*is_digested=*/true);
+  item->kv_digest = digest;
 }
 
 void DecodeMessage::LoadItem(const engine::DecodeRequest& request, engine::DecodeItem* item) {
@@ -355,144 +364,13 @@ void DecodeMessage::LoadItem(const engine::DecodeRequest& request, engine::Decod
     if (rows == nullptr) continue;
     const std::optional<BadElement> bad =
         FindBad({rows + item->row * row_elements, static_cast<size_t>(item->q_len * row_elements)});
-    if (bad.has_value()) {
-      const absl::Status status = BadValue(name, *bad, row_elements, geometry.head_dim);
-      const int64_t place = item - items_.data();
-      item->status = Invalid("item ", origins_.empty() ? place : origins_[place].index, ": ",
-                             status.message());
-      return;
-    }
+    if (bad.has_value()) return Refuse(item, name, *bad, row_elements);
   }
   if (request.k != nullptr) {
     const size_t elements = item->q_len * kv_row;
     item->kv_digest = RowsDigest({request.k + item->row * kv_row, elements},
                                  {request.v + item->row * kv_row, elements});
   }
-}
-
-absl::Status AppendMessage::Check(const Catalog& catalog, absl::Span<const Piece> message,
-                                  const Beside* beside) {
-  absl::Status status = CheckAll(catalog, message, beside);
-  if (status.ok()) return status;
-  wire_ = WireAppend();
-  std::vector<uint64_t>().swap(digests_);
-  std::vector<int64_t>().swap(seq_lens_);
-  return status;
-}
-
-absl::Status AppendMessage::CheckAll(const Catalog& catalog, absl::Span<const Piece> message,
-                                     const Beside* beside) {
-  absl::Status status = wire_.Read(message);
-  if (!status.ok()) return status;
-  if (beside != nullptr) {
-    wire_.k.Set(beside->k);
-    wire_.v.Set(beside->v);
-  }
-  const absl::StatusOr<int32_t> model = FindModel(catalog, wire_.model.kept, wire_.model.size);
-  if (!model.ok()) return model.status();
-  model_ = &catalog.models[*model];
-  request_.emplace();
-  request_->model = *model;
-  if (!wire_.has_handle) {
-    return Invalid("handle is missing; send one that CreateSequences or ForkSequences gave");
-  }
-  request_->handle = ToHandle(wire_.handle);
-  status = CheckPlace(catalog);
-  if (!status.ok()) return status;
-  const ModelGeometry& geometry = model_->geometry;
-  // n <= 2^24, layers <= 2^9, heads and head_dim <= 2^8 each, 2 bytes: below 2^50.
-  const int64_t bytes = int64_t{request_->layers_count} * request_->n * geometry.kv_heads *
-                        geometry.head_dim * kBf16Bytes;
-  status = CheckKv(
-      wire_.k.size, wire_.v.size, bytes,
-      absl::StrCat(request_->layers_count, " layers x ", request_->n, " tokens x ",
-                   geometry.kv_heads, " kv_heads x head_dim ", geometry.head_dim, " x 2 B"));
-  if (!status.ok()) return status;
-  slot_bytes_ = 2 * Aligned(bytes);
-  if (slot_bytes_ > catalog.slot_bytes_max) {
-    return Invalid("k and v hold ", 2 * bytes, " bytes, a chunk takes ", catalog.slot_bytes_max,
-                   "; send smaller chunks (append_chunk_bytes_max of GetServerInfo)");
-  }
-  const auto first_layer = model_->slice_tokens.begin() + request_->layer;
-  request_->slice_tokens = *std::min_element(first_layer, first_layer + request_->layers_count);
-  const int64_t slices = (request_->n + request_->slice_tokens - 1) / request_->slice_tokens;
-  digests_.assign(request_->layers_count * slices, 0);
-  seq_lens_.assign(request_->layers_count, 0);
-  request_->slice_digests = digests_;
-  request_->seq_lens = absl::MakeSpan(seq_lens_);
-  return absl::OkStatus();
-}
-
-absl::Status AppendMessage::CheckPlace(const Catalog& catalog) {
-  const ModelGeometry& geometry = model_->geometry;
-  absl::Status status = CheckLayer(*model_, wire_.layer);
-  if (!status.ok()) return status;
-  const uint32_t layers_count = wire_.layers_count == 0 ? 1 : wire_.layers_count;
-  if (layers_count > geometry.layers - wire_.layer) {
-    return Invalid("layers_count is ", layers_count, ", from layer ", wire_.layer, " on model \"",
-                   geometry.name, "\" has ", geometry.layers - wire_.layer,
-                   "; send at most so many");
-  }
-  const uint64_t max = catalog.seq_len_max;
-  if (wire_.pos > max || wire_.n > max - wire_.pos || wire_.skip_to > max) {
-    return Invalid("pos ", wire_.pos, ", n ", wire_.n, " and skip_to ", wire_.skip_to,
-                   " pass the longest sequence of ", max, " tokens; send positions below it");
-  }
-  if (wire_.n == 0) {
-    return Invalid("n is 0, a chunk has at least 1 token, with skip_to too; send those at pos");
-  }
-  if (wire_.skip_to != 0 && wire_.skip_to != wire_.pos) {
-    return Invalid("skip_to is ", wire_.skip_to, " and pos ", wire_.pos,
-                   ", they must be equal; send the first position that you send as both");
-  }
-  for (uint32_t layer = wire_.layer; wire_.skip_to != 0 && layer < wire_.layer + layers_count;
-       ++layer) {
-    if (geometry.layer[layer].window == 0) {
-      return Invalid("skip_to is ", wire_.skip_to, ", layer ", layer, " of model \"", geometry.name,
-                     "\" has no window, so every position counts; send them all");
-    }
-  }
-  request_->layer = static_cast<int32_t>(wire_.layer);
-  request_->layers_count = static_cast<int32_t>(layers_count);
-  request_->pos = static_cast<int64_t>(wire_.pos);
-  request_->n = static_cast<int32_t>(wire_.n);
-  request_->skip_to = static_cast<int64_t>(wire_.skip_to);
-  return absl::OkStatus();
-}
-
-absl::Status AppendMessage::Load(uint8_t* slot) {
-  wire_.k.CopyTo(slot);
-  request_->k = reinterpret_cast<const uint16_t*>(slot);
-  slot += Aligned(wire_.k.size);
-  wire_.v.CopyTo(slot);
-  request_->v = reinterpret_cast<const uint16_t*>(slot);
-  uint64_t* digest = digests_.data();
-  for (int64_t layer = 0; layer < request_->layers_count; ++layer) {
-    for (int64_t token = 0; token < request_->n; token += request_->slice_tokens) {
-      const int64_t rows = std::min<int64_t>(request_->slice_tokens, request_->n - token);
-      absl::Status status = LoadSlice(layer * request_->n + token, rows, digest);
-      if (!status.ok()) return status;
-      ++digest;
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status AppendMessage::LoadSlice(int64_t first_row, int64_t rows, uint64_t* digest) {
-  const ModelGeometry& geometry = model_->geometry;
-  const int64_t row = int64_t{geometry.kv_heads} * geometry.head_dim;
-  const absl::Span<const uint16_t> k(request_->k + first_row * row, rows * row);
-  const absl::Span<const uint16_t> v(request_->v + first_row * row, rows * row);
-  for (const auto& [name, values] : {std::pair("k", k), std::pair("v", v)}) {
-    std::optional<BadElement> bad = FindBad(values);
-    if (bad.has_value()) {
-      bad->index += first_row % request_->n * row;
-      const absl::Status status = BadValue(name, *bad, row, geometry.head_dim);
-      return Invalid("layer ", request_->layer + first_row / request_->n, ": ", status.message());
-    }
-  }
-  *digest = RowsDigest(k, v);
-  return absl::OkStatus();
 }
 
 }  // namespace fp8kvd::translate

@@ -28,6 +28,7 @@
 
 #include "server/engine/messages.h"
 #include "server/translate/catalog.h"
+#include "server/translate/rows.h"
 #include "server/translate/wire.h"
 
 namespace fp8kvd::translate {
@@ -83,6 +84,9 @@ class DecodeMessage {
   void Split(const Catalog& catalog);
   engine::DecodePart& AddPart(int32_t device);
   void LoadItem(const engine::DecodeRequest& request, engine::DecodeItem* item);
+  void StreamItem(const engine::DecodeRequest& request, engine::DecodeItem* item) const;
+  void Refuse(engine::DecodeItem* item, const char* name, const BadElement& bad,
+              int64_t row_elements) const;
 
   // Where an item of a part stands in the message.
   struct Origin {
@@ -105,6 +109,7 @@ class DecodeMessage {
   int64_t tokens_ = 0;
   int64_t out_row_bytes_ = 0;
   int64_t lse_bytes_ = 0;
+  bool streams_ = false;
 };
 
 class AppendMessage {
@@ -130,6 +135,7 @@ class AppendMessage {
   std::vector<uint64_t> digests_;
   std::vector<int64_t> seq_lens_;
   int64_t slot_bytes_ = 0;
+  bool streams_ = false;
 };
 
 // The index of a configured model; an empty name means the only one. NOT_FOUND names those that

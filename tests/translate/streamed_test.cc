@@ -1,0 +1,116 @@
+// Large messages for a device, which go past the caches: all that is seen of them is what is seen
+// of copied ones.
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "fp8kvd/v1/kv.pb.h"
+#include "server/translate/requests.h"
+#include "tests/translate/catalog.h"
+
+namespace fp8kvd::translate {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kQRow = 4 * 64;
+constexpr int64_t kKvRow = 2 * 64;
+
+std::string Rows(int64_t elements, uint16_t first = 0x3F80) {
+  std::vector<uint16_t> values(elements);
+  for (int64_t i = 0; i < elements; ++i) values[i] = static_cast<uint16_t>(first + i % 100);
+  return {reinterpret_cast<const char*>(values.data()), values.size() * 2};
+}
+
+void SetElement(std::string* rows, int64_t index, uint16_t value) {
+  std::memcpy(rows->data() + index * 2, &value, 2);
+}
+
+// A message in one piece, loaded into a slot as an engine has them: streamed or not.
+template <typename Message>
+struct Whole {
+  template <typename Proto>
+  Whole(const Proto& proto, bool streams)
+      : bytes(proto.SerializeAsString()), slot(1 << 20, ~uint64_t{0}) {
+    catalog.streams_rows = streams;
+    const Piece piece(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+    status = message.Check(catalog, {&piece, 1});
+  }
+  uint8_t* SlotBegin() {
+    const auto begin = reinterpret_cast<uintptr_t>(slot.data());
+    return reinterpret_cast<uint8_t*>((begin + 255) / 256 * 256);
+  }
+  const std::string bytes;
+  Catalog catalog = SmallCatalog();
+  std::vector<uint64_t> slot;
+  Message message;
+  absl::Status status;
+};
+
+// 512 tokens, half a megabyte; the item at 5 has a NaN in its v.
+TEST(DecodeMessage, ComesToTheSameStreamedAndCopied) {
+  v1::DecodeRequest proto;
+  proto.set_model("plain");
+  for (int i = 0; i < 8; ++i) {
+    proto.add_handles()->set_seq_id(10 + i);
+    proto.add_positions(i);
+    proto.add_q_lens(64);
+  }
+  proto.set_q(Rows(512 * kQRow));
+  proto.set_k(Rows(512 * kKvRow, 0x4000));
+  proto.set_v(Rows(512 * kKvRow, 0xC000));
+  SetElement(proto.mutable_v(), (5 * 64 + 3) * kKvRow + 65, 0x7FC0);
+  Whole<DecodeMessage> copied(proto, /*streams=*/false);
+  Whole<DecodeMessage> streamed(proto, /*streams=*/true);
+  const engine::DecodeRequest* requests[2] = {};
+  for (Whole<DecodeMessage>* const whole : {&copied, &streamed}) {
+    ASSERT_TRUE(whole->status.ok()) << whole->status;
+    whole->message.Load(0, whole->SlotBegin());
+    const engine::DecodeRequest& request = whole->message.parts()[0]->request;
+    requests[whole == &streamed ? 1 : 0] = &request;
+    EXPECT_EQ(std::memcmp(request.q, proto.q().data(), proto.q().size()), 0);
+    EXPECT_EQ(std::memcmp(request.k, proto.k().data(), proto.k().size()), 0);
+    EXPECT_EQ(std::memcmp(request.v, proto.v().data(), proto.v().size()), 0);
+    EXPECT_THAT(std::string(request.items[5].status.message()),
+                HasSubstr("item 5: v[3, 1, 1] is NaN"));
+  }
+  for (size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(requests[0]->items[i].status, requests[1]->items[i].status);
+    if (i == 5) continue;
+    EXPECT_EQ(requests[0]->items[i].kv_digest, requests[1]->items[i].kv_digest);
+  }
+}
+
+TEST(AppendMessage, ComesToTheSameStreamedAndCopied) {
+  v1::AppendRequest proto;
+  proto.set_model("plain");
+  proto.mutable_handle()->set_seq_id(3);
+  proto.set_layer(1);
+  proto.set_layers_count(2);
+  proto.set_n(300);
+  proto.set_k(Rows(2 * 300 * kKvRow));
+  proto.set_v(Rows(2 * 300 * kKvRow, 0x4100));
+  Whole<AppendMessage> copied(proto, /*streams=*/false);
+  Whole<AppendMessage> streamed(proto, /*streams=*/true);
+  for (Whole<AppendMessage>* const whole : {&copied, &streamed}) {
+    ASSERT_TRUE(whole->status.ok()) << whole->status;
+    ASSERT_TRUE(whole->message.Load(whole->SlotBegin()).ok());
+    const engine::AppendRequest& request = whole->message.request();
+    EXPECT_EQ(std::memcmp(request.k, proto.k().data(), proto.k().size()), 0);
+    EXPECT_EQ(std::memcmp(request.v, proto.v().data(), proto.v().size()), 0);
+  }
+  EXPECT_EQ(copied.message.request().slice_digests, streamed.message.request().slice_digests);
+
+  SetElement(proto.mutable_k(), (300 + 299) * kKvRow, 0xFF80);
+  Whole<AppendMessage> bad(proto, /*streams=*/true);
+  ASSERT_TRUE(bad.status.ok());
+  EXPECT_THAT(std::string(bad.message.Load(bad.SlotBegin()).message()),
+              HasSubstr("layer 2: k[299, 0, 0] is -inf"));
+}
+
+}  // namespace
+}  // namespace fp8kvd::translate
