@@ -25,6 +25,7 @@ struct NearAppends {
   RangeCopy copies[kMax];
 };
 
+// At least one row or copy.
 struct AppendLaunch {
   // rows is device memory, and so is all that rows point to (or pinned host memory, for k and v).
   AppendParams params;

@@ -1,4 +1,5 @@
-// kernels/cuda/any/copy.h: page copies and block table entries. Each queues one launch and returns.
+// kernels/cuda/any/copy.h: page copies and block table entries. Each queues one launch and returns;
+// count is at least 1.
 #pragma once
 
 #include <cuda_runtime_api.h>
