@@ -24,9 +24,10 @@ struct BulkRing {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(source.bytes)
                  : "memory");
     if (source.bytes == 0) return;
-    // Read once: rows, tables and pieces stay in the second-level cache instead.
+    // Read once: rows, tables and pieces stay in the second-level cache instead. Volatile: made for
+    // each copy, since kernels of many columns have no register to keep it in.
     uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0],[%1],%2,[%3],%4;" ::"r"(SharedAddress(to)),
