@@ -75,11 +75,12 @@ bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const
   }
   const int32_t warp_units =
       CeilDiv(CeilDiv(work.items_max, shape.cluster), static_cast<int32_t>(shape.warps));
-  // Many: as deep a ring as lets all CTAs be there at once.
+  // No deeper a ring than a warp has units, and where pairs are many, than lets all CTAs be there
+  // at once: what is left of the memory lets the next launch's CTAs begin beside these.
   const int32_t ctas_each = std::min(CeilDiv(shape.ctas, device.multiprocessors), kPairCtasMax);
   const int32_t shared_max = std::min(
       device.shared_per_cta, device.shared_per_multiprocessor / ctas_each - kSharedReserve);
-  shape.stages = std::clamp(warp_units, many ? 1 : 2, StagesOf(kernel));
+  shape.stages = std::min(warp_units, StagesOf(kernel));
   const auto fits = [&](int32_t bytes) { return kernel.shared_bytes(0, shape) <= bytes; };
   while (!fits(shared_max) && shape.stages > 1) --shape.stages;
   while (!fits(device.shared_per_cta) && shape.warps > 1) --shape.warps;
