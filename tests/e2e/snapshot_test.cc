@@ -375,7 +375,7 @@ TEST_F(SnapshotFolderTest, SeveralDevicesKeepTheirSequencesAndFewerDevicesRefuse
     EXPECT_THAT(daemon.log(), HasSubstr("saved 4 sequences, "));
   }
   {
-    Daemon daemon(SetupWith());
+    Daemon daemon(SetupWith({"--devices=0"}));
     EXPECT_THAT(daemon.log(), HasSubstr("is refused and none of its sequences is restored: it is "
                                         "of 2 devices, here are 1; start with as many"));
     EXPECT_EQ(daemon.Stop(), 0) << daemon.log();
