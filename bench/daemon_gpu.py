@@ -127,6 +127,10 @@ def steps(programs, args, out, _log):
     if args.rehearse:
         out["device"] = "none"
         return
+    if args.steps:
+        out["steps"] = json.loads(pathlib.Path(args.steps).read_text())
+        out["device"] = out["steps"]["device"]
+        return
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "steps.json"
         programs.run("fp8kv_step_bench", f"--json={file}")
@@ -226,10 +230,10 @@ def one(programs, args, out, log):
             out["one"].append(bench.load(running, clients=1, steps=bench.scaled(500),
                                          transport=transport))
         for batch, seq_len, in_flight in ((1, 1024, 1), (8, 1024, 1), (64, 1024, 1),
-                                          (128, 2048, 1), (128, 2048, 4)):
+                                          (128, 2048, 3)):
             out["bench"].append(json.loads(
                 programs.run("fp8kvctl", "bench", f"--target={running.target}", "--json",
-                             "--breakdown", f"--seconds={bench.scaled(20) / 10}",
+                             "--breakdown", f"--seconds={bench.scaled(10) / 10}",
                              f"--batch={batch}", f"--seq_len={seq_len}",
                              f"--in_flight={in_flight}")))
             print(f"  {json.dumps(out['bench'][-1])}", flush=True)
@@ -241,13 +245,16 @@ def one(programs, args, out, log):
 def busy(programs, args, out, log):
     bench = Bench(programs, args, log)
     out["busy"] = []
-    for threads, loads in ((4, ((4, 2, 0), (4, 2, 1))), (8, ((4, 3, 1), (8, 2, 0), (8, 2, 1)))):
-        with bench.daemon(f"--shm_threads={threads}") as running:
+    for threads, launches, loads in ((8, 2, ((8, 2, 0), (8, 2, 1))),
+                                     (8, 3, ((4, 3, 1), (8, 2, 1)))):
+        with bench.daemon(f"--shm_threads={threads}",
+                          f"--launches_inflight_max={launches}") as running:
             for processes, groups, in_place in loads:
                 out["busy"].append(bench.load(
-                    running, {"shm_threads": threads, "in_place": in_place}, clients=processes,
-                    processes=processes, batch=128, in_flight=groups, seq_len=2048, prompts=8,
-                    steps=bench.scaled(100), in_place=in_place, **SHM))
+                    running, {"shm_threads": threads, "launches_inflight_max": launches,
+                              "in_place": in_place},
+                    clients=processes, processes=processes, batch=128, in_flight=groups,
+                    seq_len=2048, prompts=8, steps=bench.scaled(100), in_place=in_place, **SHM))
 
 
 def append(programs, args, out, log):
@@ -269,11 +276,11 @@ def beside(programs, args, out, log):
     out["beside"] = []
     with bench.daemon() as running:
         for _ in range(3):
-            single = {"clients": 1, "steps": bench.scaled(1000), **SHM}
+            single = {"clients": 1, "steps": bench.scaled(500), **SHM}
             alone = bench.load(running, **single)
             uploads = subprocess.Popen(
                 bench.argv(running, clients=2, processes=2, steps=1,
-                           append_tokens=bench.scaled(400_000), **SHM),
+                           append_tokens=bench.scaled(500_000), **SHM),
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
                 started = metrics(bench.http)[tokens] + 50_000  # beyond its prompt
@@ -312,8 +319,9 @@ def two_gpus(programs, args, out, log):
     for devices in ("0", "0,1", "0"):
         with bench.daemon("--shm_threads=8", devices=devices) as running:
             out["two_gpus"].append(bench.load(
-                running, {"devices": devices}, clients=8, processes=8, batch=16, in_flight=2,
-                prompts=8, seq_len=bench.scaled(32768), steps=bench.scaled(60), **SHM))
+                running, {"devices": devices}, clients=8, processes=8, batch=16, in_flight=3,
+                prompts=8, seq_len=bench.scaled(32768), steps=bench.scaled(60), in_place=1,
+                **SHM))
 
 
 PARTS = {part.__name__: part
@@ -366,6 +374,7 @@ def main():
     parser.add_argument("--seqs", type=int, default=72, help="of 33,024 tokens in the pool")
     parser.add_argument("--prompts", type=int, default=4, help="that the 64 sequences fork from")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: see above")
+    parser.add_argument("--steps", default="", help="JSON of fp8kv_step_bench on this machine")
     parser.add_argument("--parts", default="", help="those alone: see above")
     parser.add_argument("--two_gpus", action="store_true", help="--parts=two_gpus")
     args = parser.parse_args()

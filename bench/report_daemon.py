@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Writes the daemon's tables in docs/performance.md from docs/measurements/daemon_h200.json.
+
+    bench/report_daemon.py           after a new measurement (bench/daemon_gpu.py)
+    bench/report_daemon.py --check   fails if the page is not what the JSON says
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+JSON = ROOT / "docs/measurements/daemon_h200.json"
+DOC = ROOT / "docs/performance.md"
+BEGIN, END = "<!-- from bench/report_daemon.py -->", "<!-- end of report_daemon -->"
+
+
+def table(head, rows):
+    return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]]
+
+
+def crowd_row(data, transport, name, wanted):
+    runs = [run for run in data["crowd"] if run["transport"] == transport]
+    best = max(runs, key=lambda run: run["calls_per_s"])
+    alone = [f"{run['us_p50']:.0f} us" for run in data["crowd_of_one"]
+             if run["transport"] == transport]
+    return [f"64 clients x 32,768 tokens, {name}: mean batch by call, by launch; calls/s, p50; one "
+            "client alone, p50",
+            f"{best['batch_items_mean']:.1f}, {best['rows_per_launch']:.1f}; "
+            f"{best['calls_per_s']:,.0f}, {best['us_p50'] / 1e3:.2f} ms; "
+            f"{alone[0] if alone else 'not measured'}", wanted]
+
+
+def named(data):
+    one = [run for run in data["one"] if run["transport"] == "shared_memory"]
+    means = {part: statistics.median(run[f"{part}_us_mean"] for run in one)
+             for part in ("stage", "queue", "kernel", "reply")}
+    busy = max(data["busy"], key=lambda run: run["calls_per_s"])
+    append = max(data["append"], key=lambda run: run["append_gbps"])
+    rows = [
+        ["decode call, 1 item, kv 1024: shared memory, p50; of it, means: staged, queued, on the "
+         "device, replied", f"{data['shm_us_p50']:.1f} us; "
+         + ", ".join(f"{us:.1f}" for us in means.values()), "25 us"],
+        ["the same over a gRPC stream, beside a raw echo of its bytes",
+         f"{data['grpc_bidi_us_p50']:.1f} us, {data['grpc_echo_us_p50']:.1f} us", "30 us apart"],
+        ["128 items a message, 4 in flight, one gRPC stream: bytes/s of the echo",
+         f"{data['grpc_bytes_over_echo']:.2f}", "0.80"],
+        ["upload over gRPC: of the echo", f"{data['append_over_upload_grpc']:.2f}", "0.80"],
+        ["128 items a call, kv 2048, shared memory: calls/s, rows/s; attention kernels busy",
+         f"{busy['calls_per_s']:,.0f}, {128 * busy['calls_per_s']:,.0f}; "
+         f"{data['kernel_busy_ratio_shm']:.2f}", "0.85"],
+        ["append over shared memory: GB/s; of host to device",
+         f"{append['append_gbps']:.1f}; {data['append_over_h2d_shm']:.2f}", "0.70"],
+        crowd_row(data, "shared_memory", "shared memory", "24"),
+        crowd_row(data, "grpc", "gRPC", ""),
+    ]
+    later = [("decode_p99_beside_append_shm",
+              "decode, 1 item, beside prompts of two processes: p99 of idle's", "2"),
+             ("two_gpu_speedup", "two GPUs: calls/s of one's", "1.9")]
+    for key, name, wanted in later:
+        rows.append([name, f"{data[key]:.2f}" if key in data else "not measured", wanted])
+    return table(["what", "measured", "wanted"], rows)
+
+
+def by_load(data):
+    rows = []
+    for run in data["busy"]:
+        rows.append([f"{run['processes']} x {run['in_flight']}", f"{run['shm_threads']}",
+                     f"{run['launches_inflight_max']}", "in place" if run["in_place"] else "copied",
+                     f"{run['calls_per_s']:,.0f}", f"{run['rows_per_launch']:.0f}",
+                     *(f"{run[part + '_us_mean']:.0f}"
+                       for part in ("stage", "queue", "kernel", "reply"))])
+    return table(["processes x groups", "shm_threads", "launches", "rows", "calls/s",
+                  "rows a launch", "staged us", "queued", "on the device", "replied"], rows)
+
+
+def prompts(data):
+    return table(["processes", "shm_threads", "rows", "GB/s"],
+                 [[f"{run['processes']}", f"{run['shm_threads']}",
+                   "in place" if run["in_place"] else "copied", f"{run['append_gbps']:.1f}"]
+                  for run in data["append"]])
+
+
+def report(data):
+    parts = {when["commit"] for when in data.get("parts", {}).values()}
+    commits = ", ".join(sorted(parts | ({data["commit"]} if "commit" in data else set())))
+    return "\n".join([BEGIN, "", f"{data['device']}, commit {commits}.", "", *named(data), "",
+                      "Batches of 128 by load:", "", *by_load(data), "", "Prompts by load:", "",
+                      *prompts(data), "", END])
+
+
+def main():
+    data = json.loads(JSON.read_text())
+    doc = DOC.read_text()
+    head, rest = doc.split(BEGIN, 1)
+    new_doc = head + report(data) + rest.split(END, 1)[1]
+    if "--check" in sys.argv[1:]:
+        sys.exit(0 if doc == new_doc else "docs/performance.md is not what the JSON says")
+    DOC.write_text(new_doc)
+
+
+if __name__ == "__main__":
+    main()
