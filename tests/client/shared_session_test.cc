@@ -1,6 +1,7 @@
 // What a client makes of a door that is not the daemon's.
 #include "client/cc/shared_session.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -16,13 +17,28 @@
 namespace fp8kvd::client {
 namespace {
 
-size_t OpenFiles() {
-  const std::filesystem::directory_iterator files("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(files), end(files)));
-}
+// Tells whether anybody has a descriptor of it.
+class Lent {
+ public:
+  Lent() { EXPECT_EQ(pipe2(ends_, O_CLOEXEC | O_NONBLOCK), 0); }
+  ~Lent() { close(ends_[0]); }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
 
-// Sends a packet of so many bytes with so many descriptors.
-void Send(int socket, std::vector<char> packet, size_t descriptors) {
+  int descriptor() const { return ends_[1]; }
+  // Ours goes first. The other end is over once there is none.
+  bool IsGoneEverywhere() {
+    close(ends_[1]);
+    char byte = 0;
+    return read(ends_[0], &byte, 1) == 0;
+  }
+
+ private:
+  int ends_[2] = {-1, -1};
+};
+
+// Sends a packet of so many bytes with so many copies of a descriptor.
+void Send(int socket, std::vector<char> packet, int descriptor, size_t descriptors) {
   iovec bytes = {.iov_base = packet.data(), .iov_len = packet.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};
   msghdr message = {};
@@ -35,7 +51,7 @@ void Send(int socket, std::vector<char> packet, size_t descriptors) {
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(descriptors * sizeof(int));
-    const std::vector<int> numbers(descriptors, socket);
+    const std::vector<int> numbers(descriptors, descriptor);
     std::memcpy(CMSG_DATA(header), numbers.data(), descriptors * sizeof(int));
   }
   EXPECT_EQ(sendmsg(socket, &message, MSG_NOSIGNAL), static_cast<ssize_t>(packet.size()));
@@ -52,13 +68,13 @@ TEST(SharedSession, KeepsNoDescriptorOfAnOddWelcome) {
   const int door = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   ASSERT_EQ(bind(door, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
   ASSERT_EQ(listen(door, 1), 0);
-  const size_t before = OpenFiles();
   for (const size_t bytes :
        {size_t{1}, sizeof(shm::Welcome) - 1, sizeof(shm::Welcome), sizeof(shm::Farewell)}) {
     for (size_t descriptors = 0; descriptors <= 4; ++descriptors) {
+      Lent lent;
       std::thread server([&] {
         const int guest = accept(door, nullptr, nullptr);
-        Send(guest, std::vector<char>(bytes), descriptors);
+        Send(guest, std::vector<char>(bytes), lent.descriptor(), descriptors);
         close(guest);
       });
       // A welcome's memory is no memory here, so it ends as the others do.
@@ -66,7 +82,7 @@ TEST(SharedSession, KeepsNoDescriptorOfAnOddWelcome) {
           {.unix_socket = path, .ticket = std::string(shm::kTicketBytes, 't'), .memory_bytes = 0});
       server.join();
       EXPECT_FALSE(session.ok());
-      EXPECT_EQ(OpenFiles(), before) << bytes << " bytes, " << descriptors << " descriptors";
+      EXPECT_TRUE(lent.IsGoneEverywhere()) << bytes << " bytes, " << descriptors << " descriptors";
     }
   }
   close(door);

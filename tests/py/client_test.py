@@ -373,21 +373,23 @@ class Door(unittest.TestCase):
         door.bind(path)
         door.listen()
 
-        def answer(packet, count):
+        def answer(packet, descriptors):
             guest, _ = door.accept()
             with guest:
-                socket.send_fds(guest, [packet], [door.fileno()] * count)
+                socket.send_fds(guest, [packet], descriptors)
 
-        before = len(os.listdir("/proc/self/fd"))
         for size in (1, 47, 48, 504):
             for count in (0, 1, 2):
                 with self.subTest(size=size, count=count):
-                    server = threading.Thread(target=answer, args=(bytes(size), count))
+                    mine, lent = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+                    server = threading.Thread(target=answer, args=(bytes(size), [lent] * count))
                     server.start()
                     with self.assertRaises((_shm.Broken, OSError, ValueError)):
                         _shm.Session(path, "t" * 64, 0)
                     server.join()
-                    self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+                    os.close(lent)
+                    self.assertEqual(os.read(mine, 1), b"", "nobody has the other end")
+                    os.close(mine)
 
 
 class Renewals(unittest.TestCase):
