@@ -63,7 +63,7 @@ absl::Status DecodeLaunches::Prepare(absl::Span<const KernelShape> shapes, int32
     ++*allocations;
   }
   if (arrivals_ == nullptr) {
-    auto arrivals = AllocDevice(int64_t{ShapeCtasMax(limits_)} * 4);
+    auto arrivals = AllocDevice(int64_t{ShapeCtasMax(limits_)} * 2 * 4);
     if (!arrivals.ok()) return arrivals.status();
     arrivals_ = *std::move(arrivals);
     auto row_items = AllocDevice(int64_t{kItemsMax} * 4);

@@ -75,6 +75,19 @@ __device__ __forceinline__ void CopyAsyncPastL1(void* to, const void* from) {
 // Until all of this thread's copies have landed.
 __device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Raises a flag that is 0. Who sees it sees all that this thread knew of.
+__device__ __forceinline__ void RaiseFlag(uint32_t* flag) {
+  asm volatile("st.release.gpu.global.u32 [%0],1;" ::"l"(flag) : "memory");
+}
+// Waits until another CTA has raised the flag, and takes it down for the next launch.
+__device__ __forceinline__ void AwaitFlag(uint32_t* flag) {
+  uint32_t raised = 0;
+  while (raised == 0) {
+    asm volatile("ld.acquire.gpu.global.u32 %0,[%1];" : "=r"(raised) : "l"(flag) : "memory");
+  }
+  *flag = 0;
+}
+
 // Programmatic dependent launch: a kernel may start while those before it run, once each of them
 // has let it, and does by itself what reads nothing of theirs; after its wait all of them are
 // complete. A kernel that waits before it lets the next one start (as the first reader after a

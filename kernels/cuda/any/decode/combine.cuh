@@ -1,7 +1,7 @@
 // kernels/cuda/any/decode/combine.cuh: joins the pieces of pairs that were cut: first those of the
-// warps of a CTA, then, by the last CTA to arrive at a pair, those of the CTAs. Which pieces a pair
-// has and in which order they join follows from the cut alone, so the bits do not depend on who
-// came last.
+// warps of a CTA, then, by the last of a pair's CTAs, those of the CTAs. It waits for the others,
+// whose numbers are lower: CTAs start in the order of their numbers. Which pieces a pair has and in
+// which order they join follows from the cut alone, so the bits do not depend on who was slow.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,12 @@ struct PieceList {
   int32_t mark[kPiecesMax];             // 2 * warp, + 1 for a tail
   int32_t group_first[kPiecesMax + 1];  // into `at`: one group for each pair, then the end
   int32_t groups;
-  int32_t
-      cut_group[2];  // the pair that began before this CTA, the one that goes on after it; or -1
-  bool last[2];      // this CTA came last to it
+  // The pair that began before this CTA, and the one that goes on after it; group -1: none.
+  struct Cut {
+    int32_t group;
+    int32_t first_cta;
+    int32_t ctas;
+  } cut[2];
 };
 
 // The CTA's part of the cut.
@@ -60,12 +63,15 @@ __device__ __forceinline__ float* HeadPiece(const DecodeArgs& args, int32_t warp
   return args.pieces + slot * PieceFloats(T::kColumns, T::kHeadDim);
 }
 
-// second: of the pair that goes beyond the CTA's end and began in it.
+// Of a pair that begins in first_cta and is cut after it: its pieces lie one after the other. The
+// next such pair begins in this one's last CTA or after it, and so its pieces begin beyond these.
+__device__ __forceinline__ int32_t CtaPieceSlot(int32_t first_cta, int32_t cta) {
+  return first_cta + cta;
+}
 template <class T>
-__device__ __forceinline__ float* CtaPiece(const DecodeArgs& args, int32_t warps, int32_t cta,
-                                           bool second) {
-  const int64_t slot =
-      static_cast<int64_t>(gridDim.x) * warps + 2 * int64_t{cta} + (second ? 1 : 0);
+__device__ __forceinline__ float* CtaPiece(const DecodeArgs& args, int32_t warps, int32_t first_cta,
+                                           int32_t cta) {
+  const int64_t slot = static_cast<int64_t>(gridDim.x) * warps + CtaPieceSlot(first_cta, cta);
   return args.pieces + slot * PieceFloats(T::kColumns, T::kHeadDim);
 }
 
@@ -99,7 +105,7 @@ __device__ __forceinline__ void ListPieces(const DecodeArgs& args, int32_t warps
     if (lane == 0) {
       list.groups = __popc(leaders);
       list.group_first[list.groups] = __popc(there);
-      list.cut_group[0] = list.cut_group[1] = -1;
+      list.cut[0].group = list.cut[1].group = -1;
     }
   }
   __syncthreads();
@@ -131,7 +137,8 @@ __device__ __forceinline__ void CombineInCta(const DecodeArgs& args, const CtaCu
   const int32_t count = list.group_first[group + 1] - first;
   const bool begins_here = pair.units.first >= cut.units.first;
   const bool whole = begins_here && pair.units.end <= cut.units.end;
-  float* left = CtaPiece<T>(args, warps, blockIdx.x, begins_here);
+  const int32_t first_cta = begins_here ? blockIdx.x : FloorDiv(pair.units.first, cut.share);
+  float* left = CtaPiece<T>(args, warps, first_cta, blockIdx.x);
   ForColumns<T>(team, pair.columns, [&](int32_t column, int32_t dim) {
     const Merged merged = MergePieces<T, true>(
         count, [&](int32_t i) { return list.at[first + i] + column * T::kPieceStride; }, dim);
@@ -143,42 +150,44 @@ __device__ __forceinline__ void CombineInCta(const DecodeArgs& args, const CtaCu
     *reinterpret_cast<float4*>(to + dim) = merged.o;
     if (dim == 0) *reinterpret_cast<float2*>(to + T::kHeadDim) = {merged.max, merged.sum};
   });
-  if (!whole && team.thread == 0) list.cut_group[begins_here ? 1 : 0] = group;
+  if (whole || team.thread != 0) return;
+  const int32_t ctas = FloorDiv(pair.units.end - 1, cut.share) - first_cta + 1;
+  list.cut[begins_here ? 1 : 0] = {group, first_cta, ctas};
 }
 
-// All CTAs of the pair have left their pieces; writes the output. The pieces come through shared
-// memory where they fit: all of them under way at once, where loads would wait for each other.
+// Waits for the pieces of a cut pair's other CTAs, joins them with this one's and writes the
+// output. The pieces come through shared memory where they fit: all of them under way at once,
+// where loads would wait for each other.
 template <class T>
 __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner& owner,
-                                            const CtaCut& cut, int32_t warps, uint8_t* shared,
-                                            int32_t shared_bytes) {
+                                            const PieceList::Cut& cut, int32_t warps,
+                                            uint8_t* shared, int32_t shared_bytes) {
   const Pair& pair = owner.pair;
-  const int32_t first = FloorDiv(pair.units.first, cut.share);
-  const int32_t count = FloorDiv(pair.units.end - 1, cut.share) - first + 1;
   const Team all = {static_cast<int32_t>(threadIdx.x), static_cast<int32_t>(blockDim.x)};
-  const auto in_global = [&](int32_t i) { return CtaPiece<T>(args, warps, first + i, i == 0); };
-  if (count * T::kPieceBytes > shared_bytes) {
-    ForColumns<T>(all, pair.columns, [&](int32_t column, int32_t dim) {
-      const Merged merged = MergePieces<T, false>(
-          count, [&](int32_t i) { return in_global(i) + column * T::kPieceStride; }, dim);
-      WriteMerged<T>(args, owner.row, pair, merged, column, dim);
-    });
-    return;
+  const float* pieces = CtaPiece<T>(args, warps, cut.first_cta, cut.first_cta);
+  const bool in_shared = cut.ctas * T::kPieceBytes <= shared_bytes;
+  const int32_t lane = all.thread % kWarpLanes;
+  const int32_t warp = all.thread / kWarpLanes;
+  for (int32_t i = warp + lane * warps; i < cut.ctas - 1; i += warps * kWarpLanes) {
+    AwaitFlag(args.arrivals + CtaPieceSlot(cut.first_cta, cut.first_cta + i));
   }
-  constexpr int32_t kParts = T::kPieceBytes / 16;
-  for (int32_t i = all.thread; i < count * kParts; i += all.threads) {
-    CopyAsyncPastL1(shared + i * 16,
-                    reinterpret_cast<const uint8_t*>(in_global(i / kParts)) + i % kParts * 16);
+  __syncwarp();
+  for (int32_t i = warp; in_shared && i < cut.ctas; i += warps) {
+    const int32_t piece = i * T::kPieceBytes;
+    for (int32_t at = piece + lane * 16; at < piece + T::kPieceBytes; at += kWarpLanes * 16) {
+      CopyAsyncPastL1(shared + at, reinterpret_cast<const uint8_t*>(pieces) + at);
+    }
   }
   WaitForCopies();
   __syncthreads();
   ForColumns<T>(all, pair.columns, [&](int32_t column, int32_t dim) {
-    const float* of_column = reinterpret_cast<const float*>(shared) + column * T::kPieceStride;
-    const Merged merged = MergePieces<T, true>(
-        count, [&](int32_t i) { return of_column + i * (T::kPieceBytes / 4); }, dim);
+    const float* of_column =
+        (in_shared ? reinterpret_cast<const float*>(shared) : pieces) + column * T::kPieceStride;
+    const auto at = [&](int32_t i) { return of_column + i * (T::kPieceBytes / 4); };
+    const Merged merged = in_shared ? MergePieces<T, true>(cut.ctas, at, dim)
+                                    : MergePieces<T, false>(cut.ctas, at, dim);
     WriteMerged<T>(args, owner.row, pair, merged, column, dim);
   });
-  __syncthreads();
 }
 
 // The marks are filled in and the rings are done with; ends with the CTA's share of the work done.
@@ -188,37 +197,27 @@ __device__ __forceinline__ void Combine(const DecodeArgs& args, const CtaCut& cu
   const PieceMarks& marks = list.marks[threadIdx.x / kWarpLanes];
   if (__syncthreads_or(marks.head.units.first >= 0 || marks.tail.units.first >= 0) == 0) return;
   ListPieces<T>(args, warps, rings, ring_bytes, list);
-  // Pairs are shared out over the warps: each to one warp, or to several while there are enough.
-  const int32_t warps_each = max(warps / max(list.groups, 1), 1);
-  const int32_t teams = warps / warps_each;
-  const int32_t team_threads = warps_each * kWarpLanes;
-  const int32_t mine = threadIdx.x / team_threads;
-  const Team team = {static_cast<int32_t>(threadIdx.x) % team_threads, team_threads};
+  // Pairs are shared out over the warps: each to one, or to 2, 4 ... while there are enough.
+  int32_t each_log2 = 0;
+  while (list.groups << (each_log2 + 1) <= warps) ++each_log2;
+  const int32_t teams = warps >> each_log2;
+  const int32_t team_threads = kWarpLanes << each_log2;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t mine = (thread / kWarpLanes) >> each_log2;
+  const Team team = {thread & (team_threads - 1), team_threads};
   for (int32_t group = mine; mine < teams && group < list.groups; group += teams) {
     CombineInCta<T>(args, cut, warps, group, team, list);
   }
   __syncthreads();
-  if (list.cut_group[0] < 0 && list.cut_group[1] < 0) return;
-  if (threadIdx.x < 2) {
-    const int32_t group = list.cut_group[threadIdx.x];
-    bool last = false;
-    if (group >= 0) {
-      const Range units = OwnerOf(list, group).pair.units;
-      const uint32_t first = FloorDiv(units.first, cut.share);
-      const uint32_t others = FloorDiv(units.end - 1, cut.share) - first;
-      // What the CTA's threads wrote goes before the count, which is back at zero after the last.
-      __threadfence();
-      last = atomicInc(args.arrivals + first, others) == others;
-    }
-    list.last[threadIdx.x] = last;
+  const PieceList::Cut& ends_here = list.cut[0];
+  const int32_t cta = blockIdx.x;
+  const bool joins = ends_here.group >= 0 && ends_here.first_cta + ends_here.ctas - 1 == cta;
+  if (thread < 2 && list.cut[thread].group >= 0 && !(thread == 0 && joins)) {
+    // Who sees the flag sees what the CTA's threads wrote before the barrier.
+    RaiseFlag(args.arrivals + CtaPieceSlot(list.cut[thread].first_cta, cta));
   }
-  __syncthreads();
-#pragma unroll 1
-  for (int32_t i = 0; i < 2; ++i) {
-    if (!list.last[i]) continue;
-    __threadfence();
-    CombineCtas<T>(args, OwnerOf(list, list.cut_group[i]), cut, warps, rings, warps * ring_bytes);
-  }
+  if (!joins) return;
+  CombineCtas<T>(args, OwnerOf(list, ends_here.group), ends_here, warps, rings, warps * ring_bytes);
 }
 
 }  // namespace fp8kvd::kernels::cuda
