@@ -147,6 +147,14 @@ TEST(LaunchShape, GivesFewEqualShortPairsAClusterEach) {
   EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, ten, false).row_pairs, 3);
 }
 
+TEST(LaunchShape, GivesLongPairsOfBf16ACtaEachWhereTheyFillRounds) {
+  const std::vector<DecodeRow> one_round(88, RowOf(8191, 1, 0));  // 264 pairs, two a multiprocessor
+  EXPECT_EQ(ShapeOf(90, Precision::kBf16, one_round, false).cluster, 1);
+  EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, one_round, false).cluster, 0);
+  const std::vector<DecodeRow> more(100, RowOf(8191, 1, 0));  // 36 would be left for a second round
+  EXPECT_EQ(ShapeOf(90, Precision::kBf16, more, false).cluster, 0);
+}
+
 TEST(LaunchShape, CutsWhatClustersCannotServe) {
   std::vector<DecodeRow> rows(10, RowOf(1023, 1, 0));
   EXPECT_EQ(ShapeOf(80, Precision::kFp8Kv, rows, false).cluster, 0);  // not Hopper
