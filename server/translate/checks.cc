@@ -19,6 +19,9 @@ bool CanStream(std::initializer_list<const Pieces*> tensors, int64_t row_bytes) 
   int64_t bytes = 0;
   for (const Pieces* const tensor : tensors) {
     if (tensor->pieces.size() > 1) return false;
+    if (tensor->size > 0 && reinterpret_cast<uintptr_t>(tensor->pieces[0].data()) % 2 != 0) {
+      return false;  // its place in a message of gRPC
+    }
     bytes += tensor->size;
   }
   return bytes >= kStreamBytesMin && row_bytes % kStreamAlignBytes == 0;

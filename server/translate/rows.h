@@ -23,7 +23,8 @@ uint64_t RowsDigest(absl::Span<const uint16_t> k, absl::Span<const uint16_t> v);
 
 // Copies rows to a slot that a device reads, past this processor's caches, each byte of `from` read
 // once; the first bad value of the copy, if any, goes to *bad. Then FinishStreaming, before the
-// device may look. `to` begins at a multiple of 32 bytes; count is a multiple of 16.
+// device may look. `from` begins at an even byte, `to` at a multiple of 32; count is a multiple of
+// 16.
 void StreamRows(const uint8_t* from, uint16_t* to, int64_t count, std::optional<BadElement>* bad);
 // The same, and XXH3-64 of the copy with this seed: of K with 0, then of V with that of K, it is
 // their RowsDigest.

@@ -43,31 +43,31 @@ struct alignas(256) Slot {
   uint16_t rows[20000] = {};
 };
 
-// Sizes below, at and beyond a block of the digest; rows of a message begin at any byte.
+// Sizes below, at and beyond a block of the digest; rows of a message begin at any even byte.
 TEST(StreamRows, CopiesAndSeesAndDigestsAsTheOthersDo) {
   const auto slot = std::make_unique<Slot>();
   for (const int64_t count : {16, 48, 4096, 4112, 20000}) {
     std::vector<uint16_t> values(count);
     for (int64_t i = 0; i < count; ++i) values[i] = static_cast<uint16_t>(0x3F00 + i % 251);
     const auto* const bytes = reinterpret_cast<const uint8_t*>(values.data());
-    std::vector<uint8_t> message(1, 0);
+    std::vector<uint8_t> message(2, 0);
     message.insert(message.end(), bytes, bytes + count * 2);
     std::optional<BadElement> bad;
     for (const uint64_t seed : {uint64_t{0}, uint64_t{12345}}) {
       std::fill(std::begin(slot->rows), std::end(slot->rows), uint16_t{0});
-      EXPECT_EQ(StreamRows(message.data() + 1, slot->rows, count, seed, &bad),
+      EXPECT_EQ(StreamRows(message.data() + 2, slot->rows, count, seed, &bad),
                 XXH3_64bits_withSeed(bytes, static_cast<size_t>(count) * 2, seed));
       FinishStreaming();
       EXPECT_EQ(std::memcmp(slot->rows, bytes, static_cast<size_t>(count) * 2), 0) << count;
     }
     EXPECT_FALSE(bad.has_value());
     for (const int64_t at : {int64_t{0}, count / 2, count - 1}) {
-      message[1 + at * 2] = 0x80;  // infinity
-      message[2 + at * 2] = 0x7F;
+      message[2 + at * 2] = 0x80;  // infinity
+      message[3 + at * 2] = 0x7F;
       std::optional<BadElement> found;
       std::optional<BadElement> found_beside_a_digest;
-      StreamRows(message.data() + 1, slot->rows, count, &found);
-      StreamRows(message.data() + 1, slot->rows, count, 0, &found_beside_a_digest);
+      StreamRows(message.data() + 2, slot->rows, count, &found);
+      StreamRows(message.data() + 2, slot->rows, count, 0, &found_beside_a_digest);
       FinishStreaming();
       for (const auto& first : {found, found_beside_a_digest}) {
         ASSERT_TRUE(first.has_value()) << count << " " << at;
@@ -75,8 +75,8 @@ TEST(StreamRows, CopiesAndSeesAndDigestsAsTheOthersDo) {
         EXPECT_EQ(first->text, "inf");
       }
     }
-    message[2] = 0x3F;  // the first is good again
-    StreamRows(message.data() + 1, slot->rows, count, &bad);
+    message[3] = 0x3F;  // the first is good again
+    StreamRows(message.data() + 2, slot->rows, count, &bad);
     EXPECT_EQ(bad->index, count / 2);
   }
 }

@@ -30,21 +30,28 @@ void SetElement(std::string* rows, int64_t index, uint16_t value) {
   std::memcpy(rows->data() + index * 2, &value, 2);
 }
 
-// A message in one piece, loaded into a slot as an engine has them: streamed or not.
+// A message whose tensors came beside it, loaded into a slot as an engine has them.
 template <typename Message>
 struct Whole {
   template <typename Proto>
-  Whole(const Proto& proto, bool streams)
-      : bytes(proto.SerializeAsString()), slot(1 << 20, ~uint64_t{0}) {
+  Whole(Proto proto, const std::string& q, bool streams) : slot(1 << 17, ~uint64_t{0}) {
     catalog.streams_rows = streams;
-    const Piece piece(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
-    status = message.Check(catalog, {&piece, 1});
+    const auto piece = [](const std::string& bytes) {
+      return Piece(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+    };
+    k.swap(*proto.mutable_k());
+    v.swap(*proto.mutable_v());
+    const std::string head = proto.SerializeAsString();
+    const Piece message_head = piece(head);
+    const Beside tensors{.q = piece(q), .k = piece(k), .v = piece(v)};
+    status = message.Check(catalog, {&message_head, 1}, &tensors);
   }
   uint8_t* SlotBegin() {
     const auto begin = reinterpret_cast<uintptr_t>(slot.data());
     return reinterpret_cast<uint8_t*>((begin + 255) / 256 * 256);
   }
-  const std::string bytes;
+  std::string k;
+  std::string v;
   Catalog catalog = SmallCatalog();
   std::vector<uint64_t> slot;
   Message message;
@@ -60,19 +67,19 @@ TEST(DecodeMessage, ComesToTheSameStreamedAndCopied) {
     proto.add_positions(i);
     proto.add_q_lens(64);
   }
-  proto.set_q(Rows(512 * kQRow));
+  const std::string q = Rows(512 * kQRow);
   proto.set_k(Rows(512 * kKvRow, 0x4000));
   proto.set_v(Rows(512 * kKvRow, 0xC000));
   SetElement(proto.mutable_v(), (5 * 64 + 3) * kKvRow + 65, 0x7FC0);
-  Whole<DecodeMessage> copied(proto, /*streams=*/false);
-  Whole<DecodeMessage> streamed(proto, /*streams=*/true);
+  Whole<DecodeMessage> copied(proto, q, /*streams=*/false);
+  Whole<DecodeMessage> streamed(proto, q, /*streams=*/true);
   const engine::DecodeRequest* requests[2] = {};
   for (Whole<DecodeMessage>* const whole : {&copied, &streamed}) {
     ASSERT_TRUE(whole->status.ok()) << whole->status;
     whole->message.Load(0, whole->SlotBegin());
     const engine::DecodeRequest& request = whole->message.parts()[0]->request;
     requests[whole == &streamed ? 1 : 0] = &request;
-    EXPECT_EQ(std::memcmp(request.q, proto.q().data(), proto.q().size()), 0);
+    EXPECT_EQ(std::memcmp(request.q, q.data(), q.size()), 0);
     EXPECT_EQ(std::memcmp(request.k, proto.k().data(), proto.k().size()), 0);
     EXPECT_EQ(std::memcmp(request.v, proto.v().data(), proto.v().size()), 0);
     EXPECT_THAT(std::string(request.items[5].status.message()),
@@ -94,8 +101,8 @@ TEST(AppendMessage, ComesToTheSameStreamedAndCopied) {
   proto.set_n(300);
   proto.set_k(Rows(2 * 300 * kKvRow));
   proto.set_v(Rows(2 * 300 * kKvRow, 0x4100));
-  Whole<AppendMessage> copied(proto, /*streams=*/false);
-  Whole<AppendMessage> streamed(proto, /*streams=*/true);
+  Whole<AppendMessage> copied(proto, "", /*streams=*/false);
+  Whole<AppendMessage> streamed(proto, "", /*streams=*/true);
   for (Whole<AppendMessage>* const whole : {&copied, &streamed}) {
     ASSERT_TRUE(whole->status.ok()) << whole->status;
     ASSERT_TRUE(whole->message.Load(whole->SlotBegin()).ok());
@@ -106,7 +113,7 @@ TEST(AppendMessage, ComesToTheSameStreamedAndCopied) {
   EXPECT_EQ(copied.message.request().slice_digests, streamed.message.request().slice_digests);
 
   SetElement(proto.mutable_k(), (300 + 299) * kKvRow, 0xFF80);
-  Whole<AppendMessage> bad(proto, /*streams=*/true);
+  Whole<AppendMessage> bad(proto, "", /*streams=*/true);
   ASSERT_TRUE(bad.status.ok());
   EXPECT_THAT(std::string(bad.message.Load(bad.SlotBegin()).message()),
               HasSubstr("layer 2: k[299, 0, 0] is -inf"));
