@@ -160,7 +160,7 @@ DeviceInfo CudaBackend::Device() const {
   info.pci_bus_id = bus_id;
   size_t free = 0;
   size_t total = 0;
-  if (cudaMemGetInfo(&free, &total) == cudaSuccess) {
+  if (BindThread().ok() && cudaMemGetInfo(&free, &total) == cudaSuccess) {
     info.bytes_free = static_cast<int64_t>(free);
     info.bytes_total = static_cast<int64_t>(total);
   }
@@ -235,6 +235,7 @@ absl::Status CudaBackend::UpdateTables(absl::Span<const TableEdit> edits) {
       error = LaunchTableEdits(*at, count, stream_);
     }
     if (absl::Status status = ToStatus(error, "editing block tables"); !status.ok()) return status;
+    inputs_.LaunchQueued();
     edits.remove_prefix(some.size());
     writes_.Tables();
   }
@@ -254,6 +255,7 @@ absl::Status CudaBackend::CopyPages(absl::Span<const PageCopy> copies) {
         ToStatus(LaunchCopyPages(*at, static_cast<int32_t>(some.size()), bytes_max, stream_),
                  "copying pages");
     if (!status.ok()) return status;
+    inputs_.LaunchQueued();
     copies.remove_prefix(some.size());
     writes_.Other();
   }

@@ -164,6 +164,7 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
           "merging");
     }
     if (!status.ok()) return status;
+    inputs_->LaunchQueued();
     writes_->Decode();
     fences_->SetMarked(args.done.flag != nullptr);
     rows.remove_prefix(some.size());

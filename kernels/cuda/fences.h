@@ -1,10 +1,12 @@
 // kernels/cuda/fences.h: places in the order of a backend's work, seen from the host by polling.
 //
 // A fence after a decode that marks its own end (any/near_and_done.cuh) is a word of pinned memory,
-// which costs the device nothing more; any other is an event. Promises: Passed never waits; fences
-// pass in the order in which they were taken; a device fault comes out of Passed within
-// kPollsOfFlag calls. Threads: one caller at a time. Cost: no allocation once Init is done; Take
-// waits for the fence kFences before it.
+// which costs the device nothing more; any other is an event.
+//
+// Promises: Passed never waits; fences pass in the order in which they were taken; a device fault
+//   comes out of Passed within kPollsOfFlag calls.
+// Threads: one caller at a time. Cost: no allocation once Init is done; Take waits for the fence
+//   kFences before it.
 #pragma once
 
 #include <array>

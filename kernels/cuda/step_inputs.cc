@@ -213,6 +213,7 @@ absl::Status StepInputs::LaunchKept(StepPath path) {
   }
   const absl::Status status = ToStatus(LaunchAppend(launch, stream_), "appending");
   if (!status.ok()) return status;
+  LaunchQueued();
   writes_->Append(rows);
   kept_first_ += rows.size();
   queries_.Clear();

@@ -75,6 +75,8 @@ class StepInputs {
   // A launch's array on its way to the device.
   template <class T>
   absl::StatusOr<const T*> Upload(absl::Span<const T> values);
+  // The launch that reads what was uploaded so far is queued.
+  void LaunchQueued() { uploads_.LaunchQueued(); }
 
   template <class T>
   static constexpr int64_t kPerUpload = UploadRing::kSlotBytes / static_cast<int64_t>(sizeof(T));

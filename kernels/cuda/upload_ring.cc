@@ -1,5 +1,7 @@
 #include "kernels/cuda/upload_ring.h"
 
+#include "config/base/check.h"
+
 namespace fp8kvd::kernels::cuda {
 
 UploadRing::~UploadRing() {
@@ -25,6 +27,7 @@ absl::Status UploadRing::Init(cudaStream_t stream) {
 }
 
 absl::StatusOr<uint8_t*> UploadRing::Next() {
+  FP8KVD_CHECK(unread_ < kLag);
   const int64_t half = sent_ / kHalf;  // that the slot is in, counted from the start
   const int64_t in_half = sent_ % kHalf;
   absl::Status status;
@@ -45,6 +48,7 @@ absl::StatusOr<const uint8_t*> UploadRing::Send(int64_t bytes) {
                                        "uploading a launch's rows");
   if (!status.ok()) return status;
   ++sent_;
+  ++unread_;
   return device_.get() + at;
 }
 

@@ -1,7 +1,8 @@
 // kernels/cuda/writes.h: what was queued since the last decode that writes what a decode reads, so
-// that the next one may read ahead of what it does not touch. Promises: StateFor never says less
-// than the truth; it says more when it has lost count. Threads: one caller at a time. Cost: no
-// allocation once constructed; StateFor sorts the appends.
+// that the next one may read ahead of what it does not touch.
+//
+// Promises: StateFor never says less than the truth; it says more when it has lost count.
+// Threads: one caller at a time. Cost: no allocation once constructed; StateFor sorts the appends.
 #pragma once
 
 #include <algorithm>

@@ -74,6 +74,7 @@ cudaError_t Launch(const AppendLaunch& launch, cudaStream_t stream) {
                            ctas_for(launch.copy_bytes_max, kCopyBlockBytes),
                            launch.tables_settled};
   const int32_t ctas = args.rows_count * args.row_ctas + launch.copies_count * args.copy_ctas;
+  if (ctas == 0) return cudaSuccess;  // a grid has to have a CTA
   return LaunchAfterPrevious(AppendKernel<kPrecision, kHeadDim>, dim3(ctas), dim3(kThreads), 0,
                              stream, args, is_near ? *launch.near : NearAppends{});
 }

@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t LaunchCopyPages(const PageCopy* copies, int32_t count, int64_t bytes_max,
                             cudaStream_t stream) {
+  if (count == 0 || bytes_max == 0) return cudaSuccess;  // a grid has to have a CTA
   constexpr int64_t kBlockBytes = int64_t{kThreads} * 16 * 8;
   constexpr int64_t kBlocksMax = 1024;
   const int64_t blocks = (bytes_max + kBlockBytes - 1) / kBlockBytes;
@@ -42,6 +43,7 @@ cudaError_t LaunchCopyPages(const PageCopy* copies, int32_t count, int64_t bytes
 }
 
 cudaError_t LaunchTableEdits(const TableEdit* edits, int32_t count, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
   return LaunchAfterPrevious(TableEditsKernel, dim3((count + kThreads - 1) / kThreads),
                              dim3(kThreads), 0, stream, edits, count, NearEdits{});
 }

@@ -1,5 +1,5 @@
-// kernels/cuda/any/copy.h: page copies and block table entries. Each queues one launch and returns;
-// count is at least 1.
+// kernels/cuda/any/copy.h: page copies and block table entries. Each queues one launch and returns,
+// or none where there is nothing to do.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -26,8 +26,9 @@ __device__ __forceinline__ void SignalDone(const DoneMark& done) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence_system();
+  const uint32_t others = gridDim.x * gridDim.y * gridDim.z - 1;
   // Counts to 0 again by itself.
-  if (atomicInc(done.arrivals, gridDim.x - 1) != gridDim.x - 1) return;
+  if (atomicInc(done.arrivals, others) != others) return;
   __threadfence_system();
   *static_cast<volatile uint32_t*>(done.flag) = done.value;
 }

@@ -1,7 +1,10 @@
-// Which way a step's bytes take.
+// Which way a step's bytes take, and launches of nothing.
 #include "kernels/cuda/step_path.h"
 
 #include "gtest/gtest.h"
+
+#include "kernels/cuda/any/append.h"
+#include "kernels/cuda/any/copy.h"
 
 namespace fp8kvd::kernels::cuda {
 namespace {
@@ -56,6 +59,16 @@ TEST(StepPath, ResultsAreCopiedOutWhereTheyAreManyAndTogether) {
   limits.out_copy_bytes_min = size.out_bytes + 1;
   size.out_ranges = 1;
   EXPECT_FALSE(CopiesOut(size, limits));
+}
+
+// A device refuses a grid without a CTA, and where there is no device any launch fails.
+TEST(Launches, OfNothingLaunchNothing) {
+  EXPECT_EQ(LaunchCopyPages(nullptr, 0, 0, nullptr), cudaSuccess);
+  EXPECT_EQ(LaunchCopyPages(nullptr, 1, 0, nullptr), cudaSuccess);
+  EXPECT_EQ(LaunchTableEdits(nullptr, 0, nullptr), cudaSuccess);
+  AppendLaunch nothing;
+  nothing.params.head_dim = 128;
+  EXPECT_EQ(LaunchAppend(nothing, nullptr), cudaSuccess);
 }
 
 }  // namespace
