@@ -18,11 +18,18 @@ __device__ __forceinline__ int32_t ClusterRank() {
   asm volatile("mov.u32 %0, %%cluster_ctaid.x;" : "=r"(rank));
   return rank;
 }
+// Along x, which clusters lie along.
+__device__ __forceinline__ int32_t ClusterIndex() {
+  int32_t index;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return index;
+}
 
-// All threads of the cluster arrive and then wait, warps as one. What they stored before they
-// arrived is seen after the wait.
+// All threads of the cluster arrive and then wait, warps as one. After the wait all have started,
+// and the barriers are seen that a thread made before Ring::FenceInit and its arrival; other stores
+// are not (a release would wait for all that is under way).
 __device__ __forceinline__ void ArriveAtCluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void WaitForCluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -36,14 +43,20 @@ __device__ __forceinline__ uint32_t AddressInCta(const void* here, int32_t rank)
                : "r"(SharedAddress(here)), "r"(rank));
   return there;
 }
-__device__ __forceinline__ void StoreToCluster(uint32_t address, float4 x) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(x.x), "f"(x.y),
-               "f"(x.z), "f"(x.w)
-               : "memory");
+// Stores there; `full`, a barrier of that CTA, counts the bytes.
+__device__ __forceinline__ void SendToCluster(uint32_t address, float4 x, uint32_t full) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "
+      "[%5];" ::"r"(address),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(full)
+      : "memory");
 }
-__device__ __forceinline__ void StoreToCluster(uint32_t address, float2 x) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x.x), "f"(x.y)
-               : "memory");
+__device__ __forceinline__ void SendToCluster(uint32_t address, float2 x, uint32_t full) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::
+          "r"(address),
+      "f"(x.x), "f"(x.y), "r"(full)
+      : "memory");
 }
 
 }  // namespace fp8kvd::kernels::cuda

@@ -13,6 +13,7 @@
 #include "kernels/cuda/any/decode/pipeline.cuh"
 #include "kernels/cuda/any/decode/query.cuh"
 #include "kernels/cuda/sm90/decode/cluster.cuh"
+#include "kernels/cuda/sm90/decode/ring.cuh"
 
 namespace fp8kvd::kernels::cuda {
 
@@ -22,6 +23,7 @@ struct PairsLayout {
   int32_t rows;         // a copy of the row, [warps]
   int32_t inbox;        // float4 [items of a CTA][ctas]: what the cluster's CTAs send here
   int32_t inbox_terms;  // float2, the same
+  int32_t inbox_full;   // barrier
   int32_t rings;        // [warps][ring_bytes]: stages, then the query; in the end the warp's piece
   int32_t ring_bytes;
   int32_t total;
@@ -38,7 +40,8 @@ __host__ __device__ constexpr PairsLayout PairsLayoutOf(int32_t warps, int32_t s
                                                         int32_t cluster) {
   PairsLayout layout{};
   layout.full = 0;
-  layout.rows = (warps * stages * 8 + 15) / 16 * 16;
+  layout.inbox_full = warps * stages * 8;
+  layout.rows = (layout.inbox_full + 8 + 15) / 16 * 16;
   layout.inbox = layout.rows + warps * static_cast<int32_t>(sizeof(DecodeRow));
   layout.inbox = (layout.inbox + 15) / 16 * 16;
   const int32_t entries = cluster > 1 ? FoursOfCta<T>(T::kColumns, cluster) * cluster : 0;
@@ -75,6 +78,15 @@ __device__ __forceinline__ Merged MergeWarps(int32_t pieces, int32_t i, const ui
       pieces, [&](int32_t j) { return of_column + j * (layout.ring_bytes / 4); }, i % kFours * 4);
 }
 
+// One thread makes the barrier before the CTA arrives at the cluster.
+__device__ __forceinline__ void MakeInbox(uint8_t* shared, const PairsLayout& layout) {
+  if (threadIdx.x == 0) {
+    BulkRing::Init(reinterpret_cast<uint64_t*>(shared + layout.inbox_full));
+    BulkRing::FenceInit();
+  }
+  __syncwarp();
+}
+
 // Joins the pieces of this CTA's warps, and those of the cluster's CTAs, into the output.
 template <class T>
 __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow& row,
@@ -94,17 +106,22 @@ __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow
   const int32_t rank = ClusterRank();
   auto* inbox = reinterpret_cast<float4*>(shared + layout.inbox);
   auto* inbox_terms = reinterpret_cast<float2*>(shared + layout.inbox_terms);
+  auto* inbox_full = reinterpret_cast<uint64_t*>(shared + layout.inbox_full);
+  if (threadIdx.x == 0) {
+    constexpr int32_t kEntryBytes = sizeof(float4) + sizeof(float2);
+    const int32_t mine = (fours - rank + cluster - 1) & ~(cluster - 1);  // of every CTA
+    BulkRing::Expect(mine * kEntryBytes, inbox_full);
+  }
   WaitForCluster();  // all CTAs have started
   for (int32_t i = threadIdx.x; i < fours; i += blockDim.x) {
     const Merged merged = MergeWarps<T>(pieces, i, shared, layout);
     const int32_t to = i & (cluster - 1);  // a power of two
     const int32_t slot = i - to + rank;
-    StoreToCluster(AddressInCta(inbox + slot, to), merged.o);
-    StoreToCluster(AddressInCta(inbox_terms + slot, to), float2{merged.max, merged.sum});
+    const uint32_t full = AddressInCta(inbox_full, to);
+    SendToCluster(AddressInCta(inbox + slot, to), merged.o, full);
+    SendToCluster(AddressInCta(inbox_terms + slot, to), float2{merged.max, merged.sum}, full);
   }
-  __syncwarp();
-  ArriveAtCluster();
-  WaitForCluster();
+  BulkRing::Wait(inbox_full, 0);
   for (int32_t i = threadIdx.x; i * cluster + rank < fours; i += blockDim.x) {
     const int32_t first = i * cluster;
     const Merged merged = MergeAll(cluster, [&](int32_t c, float2& terms, float4& o) {
@@ -128,7 +145,10 @@ __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_p
   uint8_t* ring = shared + layout.rings + warp * layout.ring_bytes;
 
   if (args.cache == CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
-  if (cluster > 1) ArriveAtCluster();
+  if (cluster > 1) {
+    MakeInbox(shared, layout);
+    ArriveAtCluster();
+  }
   if (args.cache == CacheState::kUnsettled) WaitForPreviousLaunch();
   const int32_t at = FloorDiv(blockIdx.x, cluster);
   const int32_t row_index = FloorDiv(at, row_pairs);

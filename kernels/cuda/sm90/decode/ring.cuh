@@ -20,9 +20,7 @@ struct BulkRing {
   static __device__ __forceinline__ void Copy(uint8_t* to, const UnitSource& source, int32_t owner,
                                               int32_t lane, uint64_t* full) {
     if (lane != owner) return;
-    const uint32_t barrier = SharedAddress(full);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(barrier), "r"(source.bytes)
-                 : "memory");
+    Expect(source.bytes, full);
     if (source.bytes == 0) return;
     // Read once: rows, tables and pieces stay in the second-level cache instead. Volatile: made for
     // each copy, since kernels of many columns have no register to keep it in.
@@ -31,13 +29,45 @@ struct BulkRing {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0],[%1],%2,[%3],%4;" ::"r"(SharedAddress(to)),
-        "l"(source.from), "r"(source.bytes), "r"(barrier), "l"(policy)
+        "l"(source.from), "r"(source.bytes), "r"(SharedAddress(full)), "l"(policy)
+        : "memory");
+  }
+
+  // So many bytes are to come in all, and then they may be used.
+  static __device__ __forceinline__ void Expect(int32_t bytes, uint64_t* full) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(SharedAddress(full)),
+                 "r"(bytes)
+                 : "memory");
+  }
+  // Some of them, of any kind of memory.
+  static __device__ __forceinline__ void Bring(void* to, const void* from, int32_t bytes,
+                                               uint64_t* full) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::
+            "r"(SharedAddress(to)),
+        "l"(from), "r"(bytes), "r"(SharedAddress(full))
+        : "memory");
+  }
+  // The same to all CTAs of the cluster, at the same place, where all have this barrier.
+  static __device__ __forceinline__ void BringToCluster(void* to, const void* from, int32_t bytes,
+                                                        uint64_t* full, int32_t cluster) {
+    const auto ctas = static_cast<uint16_t>((1U << cluster) - 1U);
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0],[%1],%2,[%3],%4;" ::"r"(SharedAddress(to)),
+        "l"(from), "r"(bytes), "r"(SharedAddress(full)), "h"(ctas)
         : "memory");
   }
 
   // What this thread stored stays behind the copies that are set out after the warp's next barrier.
   static __device__ __forceinline__ void OrderStoresBeforeCopies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+
+  // What this thread stored to global memory is what copies bring that are set out after the warp's
+  // next barrier.
+  static __device__ __forceinline__ void OrderStoresBeforeCopiesOfThem() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
   }
 
   static __device__ __forceinline__ void Wait(uint64_t* full, uint32_t phase) {
