@@ -22,6 +22,7 @@
 #include "kernels/cuda/page_layout.h"
 #include "kernels/cuda/staging_twins.h"
 #include "kernels/cuda/step_inputs.h"
+#include "kernels/cuda/step_launches.h"
 #include "kernels/cuda/step_outputs.h"
 #include "kernels/cuda/step_path.h"
 #include "kernels/cuda/warm_up.h"
@@ -91,6 +92,7 @@ class CudaBackend final : public Backend {
   StepOutputs outputs_{&staging_};
   Fences fences_;
   DecodeLaunches decodes_{&inputs_, &writes_, &fences_};
+  StepLaunches steps_{&inputs_, &writes_, &fences_};
   WarmUpMemory warm_{};
   std::vector<DecodeRow> rows_;  // room for kItemsMax
 };
@@ -139,6 +141,7 @@ absl::Status CudaBackend::Init() {
                                static_cast<int32_t>(properties_.sharedMemPerMultiprocessor),
                                static_cast<int32_t>(properties_.sharedMemPerBlockOptin)};
   decodes_.Init(sm_, limits, stream_);
+  steps_.Init(sm_, limits, stream_);
   return status;
 }
 
@@ -290,6 +293,7 @@ absl::Status CudaBackend::DecodeStep(absl::Span<DecodeRow> rows, const DecodePar
   if (!inputs_.Fits(params)) {
     if (absl::Status status = inputs_.Flush(options_.step); !status.ok()) return status;
   }
+  if (AreNear(static_cast<int32_t>(rows.size()), options_.step)) return DecodeNear(rows, params);
   StepSize size = inputs_.Measure(rows, params);
   size.out_ranges = outputs_.List(rows, params);
   const StepPath path = PathFor(size, options_.step);
@@ -303,6 +307,8 @@ absl::Status CudaBackend::DecodeStep(absl::Span<DecodeRow> rows, const DecodePar
 }
 
 absl::Status CudaBackend::DecodeNear(absl::Span<DecodeRow> rows, const DecodeParams& params) {
+  const absl::StatusOr<bool> is_step = steps_.Run(rows, params);
+  if (!is_step.ok() || *is_step) return is_step.status();
   if (!inputs_.KeptFollows(rows)) {
     if (absl::Status status = inputs_.Flush(options_.step); !status.ok()) return status;
   }

@@ -48,6 +48,11 @@ absl::Status DecodeLaunches::Prepare(absl::Span<const KernelShape> shapes, int32
       const absl::Status status =
           ToStatus(kernel.prepare(limits_.shared_per_cta), "loading a decode kernel");
       if (!status.ok()) return status;
+      if (kernel.step.launch != nullptr) {
+        const absl::Status loaded =
+            ToStatus(kernel.step.prepare(limits_.shared_per_cta), "loading a step kernel");
+        if (!loaded.ok()) return loaded;
+      }
       const int32_t blocks = CeilDiv(q_len_max * shape.group, kernel.grain.columns);
       const int64_t kv_heads = q_heads_max / shape.group;
       const int64_t pieces =

@@ -3,6 +3,7 @@
 #include "kernels/cuda/any/decode/traits.h"
 #include "kernels/cuda/sm80/decode/decode.h"
 #include "kernels/cuda/sm90/decode/decode.h"
+#include "kernels/cuda/sm90/step/step.h"
 
 namespace fp8kvd::kernels::cuda {
 namespace {
@@ -11,7 +12,7 @@ constexpr Precision kFp8 = Precision::kFp8Kv;
 constexpr Precision kBf16 = Precision::kBf16;
 
 template <class T, template <Precision, int32_t, int32_t> class Decode>
-constexpr DecodeKernel Row(int32_t sm) {
+constexpr DecodeKernel Row(int32_t sm, StepFunctions step) {
   using Functions = Decode<T::kPrecision, T::kHeadDim, T::kColumns>;
   return {sm,
           T::kPrecision,
@@ -21,18 +22,25 @@ constexpr DecodeKernel Row(int32_t sm) {
           T::kUnitBytes,
           Functions::Shared,
           Functions::Prepare,
-          Functions::Launch};
+          Functions::Launch,
+          step};
 }
 
 template <Precision precision, int32_t head_dim, int32_t columns>
 constexpr DecodeKernel Sm80() {
-  return Row<DecodeTraits<precision, head_dim, columns>, sm80::Decode>(80);
+  return Row<DecodeTraits<precision, head_dim, columns>, sm80::Decode>(80, {});
 }
 
 #if FP8KVD_CUDA_SM90
 template <Precision precision, int32_t head_dim, int32_t columns>
 constexpr DecodeKernel Sm90() {
-  return Row<DecodeTraits<precision, head_dim, columns>, sm90::Decode>(90);
+  StepFunctions step{};
+  if constexpr (columns == kStepColumnsMax) {
+    using Functions = sm90::Step<precision, head_dim>;
+    step = {PairsTraits<precision, head_dim, columns>::kUnitTokens, Functions::Shared,
+            Functions::Prepare, Functions::Launch};
+  }
+  return Row<DecodeTraits<precision, head_dim, columns>, sm90::Decode>(90, step);
 }
 #endif
 

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/decode_args.h"
 #include "kernels/cuda/decode_work.h"
+#include "kernels/cuda/step_args.h"
 #include "kernels/params.h"
 
 namespace fp8kvd::kernels::cuda {
@@ -21,6 +22,7 @@ struct DecodeKernel {
   SharedBytes shared_bytes;
   DecodePreparer prepare;
   DecodeLauncher launch;
+  StepFunctions step;  // of the same precision, head_dim and columns
 };
 
 std::span<const DecodeKernel> DecodeTable();

@@ -126,10 +126,7 @@ StepSize StepInputs::Measure(absl::Span<const DecodeRow> rows, const DecodeParam
 bool StepInputs::KeptFollows(absl::Span<const DecodeRow> rows) const {
   size_t i = 0;
   for (const AppendRow& append : Kept()) {
-    const auto is_of = [&](const DecodeRow& row) {
-      return row.block_table == append.block_table && row.base == append.base;
-    };
-    while (i < rows.size() && !is_of(rows[i])) ++i;
+    while (i < rows.size() && !IsOfSame(append, rows[i])) ++i;
     if (i++ == rows.size()) return false;
   }
   return true;

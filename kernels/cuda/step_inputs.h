@@ -26,6 +26,15 @@
 
 namespace fp8kvd::kernels::cuda {
 
+// Of the same sequence and layer.
+inline bool IsOfSame(const AppendRow& append, const DecodeRow& row) {
+  return append.block_table == row.block_table && append.base == row.base;
+}
+// The one token that the row's first query stands at.
+inline bool IsOf(const AppendRow& append, const DecodeRow& row) {
+  return IsOfSame(append, row) && append.n == 1 && append.pos == row.pos;
+}
+
 // Pieces of host memory, neighbours joined.
 class HostRanges {
  public:
@@ -58,6 +67,11 @@ class StepInputs {
   absl::Status Flush(const StepLimits& limits);
 
   bool has_kept() const { return kept_first_ < kept_rows_.size(); }
+  absl::Span<const AppendRow> Kept() const {
+    return absl::Span<const AppendRow>(kept_rows_).subspan(kept_first_);
+  }
+  // Another launch has taken all that was kept.
+  void TakeKept() { kept_first_ = kept_rows_.size(); }
   // Whether what is kept back can go with a decode of these rows.
   bool Fits(const DecodeParams& params) const {
     return !has_kept() ||
@@ -82,9 +96,6 @@ class StepInputs {
   static constexpr int64_t kPerUpload = UploadRing::kSlotBytes / static_cast<int64_t>(sizeof(T));
 
  private:
-  absl::Span<const AppendRow> Kept() const {
-    return absl::Span<const AppendRow>(kept_rows_).subspan(kept_first_);
-  }
   void ListKv();
   absl::Status CopyIn(const HostRanges& ranges);
   absl::Status LaunchKept(StepPath path);

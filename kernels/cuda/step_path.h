@@ -27,7 +27,7 @@ struct StepSize {
 };
 
 enum class StepPath : uint8_t {
-  kNear,    // rows go with the launches, kernels fetch
+  kNear,    // rows go with the launches, kernels fetch (step_launches.h, or an append that does)
   kFetch,   // rows are uploaded, kernels fetch
   kCopied,  // rows are uploaded, the copy engine brings the tensors
 };
@@ -35,6 +35,8 @@ enum class StepPath : uint8_t {
 // A copy costs about as much as fetching 64 KiB does: more pieces than this are fetched.
 inline constexpr int32_t kCopiesMax = 12;
 
+// So few rows go kNear, whatever else there is of them.
+bool AreNear(int32_t rows, const StepLimits& limits);
 StepPath PathFor(const StepSize& size, const StepLimits& limits);
 bool CopiesOut(const StepSize& size, const StepLimits& limits);
 

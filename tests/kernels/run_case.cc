@@ -61,8 +61,9 @@ class CaseOnDevice {
     for (size_t i = 0; error.empty() && i < case_.rows.size(); ++i) {
       error = AddRow(static_cast<int32_t>(i));
     }
-    if (error.empty() && !appends_.empty()) {
-      error = device_.Append({appends_.data(), static_cast<int32_t>(appends_.size()),
+    for (const std::vector<AppendRow>* appends : {&appends_, &last_appends_}) {
+      if (!error.empty() || appends->empty()) continue;
+      error = device_.Append({appends->data(), static_cast<int32_t>(appends->size()),
                               case_.head_dim, case_.precision});
     }
     if (error.empty()) {
@@ -113,7 +114,7 @@ class CaseOnDevice {
       append.pos = in_cache.first;
       append.n = in_cache.end - in_cache.first;
       append.kv_heads = row.kv_heads;
-      appends_.push_back(append);
+      AddAppend(row, append);
     }
     Output out;
     Output lse;
@@ -139,6 +140,22 @@ class CaseOnDevice {
     decode.softcap = row.softcap;
     decodes_.push_back(decode);
     return "";
+  }
+
+  // As a daemon does it: the token that a single query stands at comes with the decode.
+  void AddAppend(const Row& row, AppendRow all) {
+    const int32_t end = all.pos + all.n;
+    if (row.q_len != 1 || row.pos + 1 != end) {
+      appends_.push_back(all);
+      return;
+    }
+    const int64_t before = int64_t{row.kv_heads} * case_.head_dim * --all.n;
+    if (all.n > 0) appends_.push_back(all);
+    all.k += before;
+    all.v += before;
+    all.pos = row.pos;
+    all.n = 1;
+    last_appends_.push_back(all);
   }
 
   // Pages for the tokens in the cache; every other entry is poison, one past the end included.
@@ -200,6 +217,7 @@ class CaseOnDevice {
   uint8_t* pool_ = nullptr;
   std::vector<int32_t> free_pages_;
   std::vector<kernels::AppendRow> appends_;
+  std::vector<kernels::AppendRow> last_appends_;  // of the rows that are steps
   std::vector<DecodeRow> decodes_;
   std::vector<Output> outs_;
   std::vector<Output> lses_;

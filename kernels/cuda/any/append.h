@@ -25,7 +25,7 @@ struct NearAppends {
   RangeCopy copies[kMax];
 };
 
-// At least one row or copy.
+// Nothing to do launches nothing.
 struct AppendLaunch {
   // rows is device memory, and so is all that rows point to (or pinned host memory, for k and v).
   AppendParams params;

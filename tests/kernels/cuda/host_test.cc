@@ -1,4 +1,5 @@
 // What of the CUDA backend can be seen without a GPU: the layout, the cut, the table of kernels.
+#include <bit>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -14,6 +15,7 @@
 #include "kernels/cuda/decode_work.h"
 #include "kernels/cuda/launch_shape.h"
 #include "kernels/cuda/page_layout.h"
+#include "kernels/cuda/step_shape.h"
 
 namespace fp8kvd::kernels::cuda {
 namespace {
@@ -164,6 +166,65 @@ TEST(LaunchShape, CutsWhatClustersCannotServe) {
   rows[3] = rows[2];
   rows[3].kv_heads = 6;
   EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, rows, false).cluster, 0);  // of other numbers of pairs
+}
+
+// A step of rows of one token each, of 8 KV heads.
+bool StepShapeOf(const DecodeKernel& kernel, int32_t rows_count, int32_t tokens,
+                 LaunchShape* shape) {
+  DecodeRow row = RowOf(tokens - 1, 1, 0);
+  row.kv_heads = 8;
+  const std::vector<DecodeRow> rows(rows_count, row);
+  const Grain grain = {kernel.step.unit_tokens, kernel.grain.columns};
+  const LaunchWork work = WorkOfRows(rows, 8, grain, false);
+  return StepShapeFor(kernel, {132, 233472, 232448}, work, *shape);
+}
+
+TEST(StepShape, FitsTheDeviceAndIsMadeOfPowersOfTwo) {
+  for (const DecodeKernel& kernel : DecodeTable()) {
+    EXPECT_EQ(kernel.step.launch != nullptr, kernel.sm == 90 && kernel.grain.columns == 8);
+    if (kernel.step.launch == nullptr) continue;
+    for (const int32_t tokens : {1, 77, 1024, 4096}) {
+      for (const int32_t rows_count : {1, 2, 8, 64, 1024}) {
+        LaunchShape shape{};
+        ASSERT_TRUE(StepShapeOf(kernel, rows_count, tokens, &shape));
+        EXPECT_LE(kernel.step.shared_bytes(shape), 232448);
+        EXPECT_TRUE(std::has_single_bit(static_cast<uint32_t>(shape.warps)));
+        EXPECT_TRUE(std::has_single_bit(static_cast<uint32_t>(shape.cluster)));
+        EXPECT_LE(shape.warps, kernel.warps_max);
+        EXPECT_GE(shape.stages, 1);
+        EXPECT_EQ(shape.row_pairs, 8);
+      }
+    }
+  }
+}
+
+TEST(StepShape, IsForShortWorkOfEquallyManyPairsARow) {
+  const DecodeKernel& kernel = *FindDecodeKernel(90, Precision::kFp8Kv, 128, 8);
+  LaunchShape shape{};
+  EXPECT_FALSE(StepShapeOf(kernel, 64, 65536, &shape));
+  EXPECT_FALSE(StepShapeOf(kernel, 1, 65536, &shape));
+  std::vector<DecodeRow> rows(64, RowOf(99, 1, 0));
+  const auto has_shape = [&] {
+    const LaunchWork work = WorkOfRows(rows, 8, {kernel.step.unit_tokens, 8}, false);
+    return StepShapeFor(kernel, {132, 233472, 232448}, work, shape);
+  };
+  EXPECT_TRUE(has_shape());
+  rows[1].pos = 8191;  // one CTA would work while all others are done
+  EXPECT_FALSE(has_shape());
+  rows[1] = RowOf(99, 1, 0);
+  rows[1].kv_heads = 6;
+  EXPECT_FALSE(has_shape());
+}
+
+TEST(StepShape, ClustersOfMoreThanTwoTakeHalfOfTheMultiprocessors) {
+  const DecodeKernel& kernel = *FindDecodeKernel(90, Precision::kFp8Kv, 128, 8);
+  LaunchShape shape{};
+  ASSERT_TRUE(StepShapeOf(kernel, 1, 1024, &shape));
+  EXPECT_EQ(shape.cluster, 4);
+  ASSERT_TRUE(StepShapeOf(kernel, 2, 8192, &shape));
+  EXPECT_EQ(shape.cluster, 4);
+  ASSERT_TRUE(StepShapeOf(kernel, 8, 1024, &shape));
+  EXPECT_EQ(shape.cluster, 2);
 }
 
 // "sm head_dim columns precision" of each instantiation in a folder of inst/.

@@ -26,6 +26,13 @@ TEST(StepPath, AFewItemsGoWithTheLaunches) {
   EXPECT_EQ(PathFor(Message(64), StepLimits{}), StepPath::kNear);
 }
 
+TEST(StepPath, NearIsTheAnswerWhereverAreNearSaysSo) {
+  EXPECT_TRUE(AreNear(1, StepLimits{}));
+  EXPECT_TRUE(AreNear(StepLimits{}.near_rows_max, StepLimits{}));
+  EXPECT_FALSE(AreNear(StepLimits{}.near_rows_max + 1, StepLimits{}));
+  EXPECT_FALSE(AreNear(0, StepLimits{}));
+}
+
 TEST(StepPath, ManyItemsOfOneMessageAreCopied) {
   EXPECT_EQ(PathFor(Message(256), StepLimits{}), StepPath::kCopied);
 }

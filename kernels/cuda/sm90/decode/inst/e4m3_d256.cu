@@ -1,8 +1,10 @@
 #include "kernels/cuda/sm90/decode/decode.cuh"
+#include "kernels/cuda/sm90/step/step.cuh"
 
 namespace fp8kvd::kernels::cuda::sm90 {
 
 template struct Decode<Precision::kFp8Kv, 256, 8>;
 template struct Decode<Precision::kFp8Kv, 256, 16>;
+template struct Step<Precision::kFp8Kv, 256>;
 
 }  // namespace fp8kvd::kernels::cuda::sm90
