@@ -179,6 +179,7 @@ absl::Status CudaBackend::BindThread() const {
 }
 
 absl::StatusOr<uint8_t*> CudaBackend::AllocPool(int64_t bytes) {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
   auto memory = AllocDevice(bytes);
   if (!memory.ok()) return memory.status();
   ++allocations_;
@@ -193,6 +194,7 @@ absl::StatusOr<int32_t*> CudaBackend::AllocTable(int64_t entries) {
 }
 
 absl::StatusOr<uint8_t*> CudaBackend::AllocStaging(int64_t bytes) {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
   ++allocations_;
   return staging_.Alloc(bytes);
 }
