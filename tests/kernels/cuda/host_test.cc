@@ -15,6 +15,7 @@
 #include "kernels/cuda/decode_work.h"
 #include "kernels/cuda/launch_shape.h"
 #include "kernels/cuda/page_layout.h"
+#include "kernels/cuda/sm90/decode/join_share.h"
 #include "kernels/cuda/step_shape.h"
 
 namespace fp8kvd::kernels::cuda {
@@ -106,6 +107,35 @@ TEST(ShareOf, RoundsToAFractionOfAPairWhereThatIsNear) {
 }
 
 TEST(ShareOf, IsEvenWherePairsDiffer) { EXPECT_EQ(ShareOf(1000, 132, 0, 16), 8); }
+
+// Bytes that a CTA waits for and nobody sends would hang a launch.
+TEST(JoinShare, GivesEachItemOneCtaAndAPlaceOfItsOwn) {
+  for (int32_t bits = 0; bits <= 3; ++bits) {
+    const int32_t cluster = 1 << bits;
+    const JoinShare share = {bits};
+    for (int32_t items = 4; items <= 32 * 256 / 4; items += 4) {
+      std::vector<int32_t> counts(cluster);
+      for (int32_t item = 0; item < items; ++item) {
+        const int32_t cta = share.CtaOf(item);
+        ASSERT_LT(cta, cluster);
+        ASSERT_EQ(share.PlaceOf(item), counts[cta]++) << "they come in order";
+        ASSERT_EQ(share.ItemAt(cta, share.PlaceOf(item)), item);
+      }
+      for (int32_t cta = 0; cta < cluster; ++cta) {
+        ASSERT_EQ(share.CountOf(items, cta), counts[cta]) << items << " items, CTA " << cta;
+        ASSERT_LE(counts[cta], JoinPlacesMax(items, cluster));
+        ASSERT_LE(JoinPlacesMax(items, cluster), JoinPlacesMax(items + 1, cluster));
+      }
+    }
+  }
+}
+
+TEST(JoinShare, ACtasResultsAreWholeLines) {
+  const JoinShare share = {3};
+  for (int32_t item = 0; item < 256; ++item) {
+    EXPECT_EQ(share.CtaOf(item), share.CtaOf(item / 16 * 16));  // of 8 bytes each in bf16
+  }
+}
 
 TEST(LaunchShape, FitsTheDeviceForEveryKernelAndLength) {
   const DeviceLimits h200 = {132, 233472, 232448};

@@ -13,6 +13,7 @@
 #include "kernels/cuda/any/decode/pipeline.cuh"
 #include "kernels/cuda/any/decode/query.cuh"
 #include "kernels/cuda/sm90/decode/cluster.cuh"
+#include "kernels/cuda/sm90/decode/join_share.h"
 #include "kernels/cuda/sm90/decode/ring.cuh"
 
 namespace fp8kvd::kernels::cuda {
@@ -29,10 +30,10 @@ struct PairsLayout {
   int32_t total;
 };
 
-// What a pair's columns come to in fours of dimensions, and a CTA's share of them.
+// Entries of a CTA's inbox: of each item that it joins, one from each CTA of the cluster.
 template <class T>
-__host__ __device__ constexpr int32_t FoursOfCta(int32_t columns, int32_t cluster) {
-  return CeilDiv(columns * (T::kHeadDim / 4), cluster);
+__host__ __device__ constexpr int32_t InboxEntries(int32_t cluster) {
+  return cluster > 1 ? JoinPlacesMax(T::kColumns * (T::kHeadDim / 4), cluster) * cluster : 0;
 }
 
 template <class T>
@@ -44,7 +45,7 @@ __host__ __device__ constexpr PairsLayout PairsLayoutOf(int32_t warps, int32_t s
   layout.rows = (layout.inbox_full + 8 + 15) / 16 * 16;
   layout.inbox = layout.rows + warps * static_cast<int32_t>(sizeof(DecodeRow));
   layout.inbox = (layout.inbox + 15) / 16 * 16;
-  const int32_t entries = cluster > 1 ? FoursOfCta<T>(T::kColumns, cluster) * cluster : 0;
+  const int32_t entries = InboxEntries<T>(cluster);
   layout.inbox_terms = layout.inbox + entries * 16;
   layout.rings = (layout.inbox_terms + entries * 8 + 127) / 128 * 128;
   const int32_t ring = stages * T::kUnitBytes + T::kQueryBytes;
@@ -104,31 +105,32 @@ __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow
     return;
   }
   const int32_t rank = ClusterRank();
+  const JoinShare share = {31 - __clz(cluster)};  // a power of two
+  const int32_t mine = share.CountOf(fours, rank);
   auto* inbox = reinterpret_cast<float4*>(shared + layout.inbox);
   auto* inbox_terms = reinterpret_cast<float2*>(shared + layout.inbox_terms);
   auto* inbox_full = reinterpret_cast<uint64_t*>(shared + layout.inbox_full);
   if (threadIdx.x == 0) {
     constexpr int32_t kEntryBytes = sizeof(float4) + sizeof(float2);
-    const int32_t mine = (fours - rank + cluster - 1) & ~(cluster - 1);  // of every CTA
-    BulkRing::Expect(mine * kEntryBytes, inbox_full);
+    BulkRing::Expect(mine * cluster * kEntryBytes, inbox_full);
   }
   WaitForCluster();  // all CTAs have started
   for (int32_t i = threadIdx.x; i < fours; i += blockDim.x) {
     const Merged merged = MergeWarps<T>(pieces, i, shared, layout);
-    const int32_t to = i & (cluster - 1);  // a power of two
-    const int32_t slot = i - to + rank;
+    const int32_t to = share.CtaOf(i);
+    const int32_t slot = share.PlaceOf(i) * cluster + rank;
     const uint32_t full = AddressInCta(inbox_full, to);
     SendToCluster(AddressInCta(inbox + slot, to), merged.o, full);
     SendToCluster(AddressInCta(inbox_terms + slot, to), float2{merged.max, merged.sum}, full);
   }
   BulkRing::Wait(inbox_full, 0);
-  for (int32_t i = threadIdx.x; i * cluster + rank < fours; i += blockDim.x) {
-    const int32_t first = i * cluster;
+  for (int32_t place = threadIdx.x; place < mine; place += blockDim.x) {
+    const int32_t first = place * cluster;
     const Merged merged = MergeAll(cluster, [&](int32_t c, float2& terms, float4& o) {
       terms = inbox_terms[first + c];
       o = inbox[first + c];
     });
-    const int32_t at = first + rank;
+    const int32_t at = share.ItemAt(rank, place);
     WriteMerged<T>(args, row, pair, merged, at / kFours, at % kFours * 4);
   }
 }

@@ -31,7 +31,7 @@ __host__ __device__ constexpr StepLayout StepLayoutOf(int32_t warps, int32_t sta
                                                       int32_t cluster) {
   static_assert(T::kUnitBytes >= T::kPieceBytes, "a piece replaces a unit");
   StepLayout layout{};
-  const int32_t entries = cluster > 1 ? FoursOfCta<T>(T::kColumns, cluster) * cluster : 0;
+  const int32_t entries = InboxEntries<T>(cluster);
   layout.pairs.full = 0;
   layout.pairs.inbox_full = warps * stages * 8;
   layout.tensors_full = layout.pairs.inbox_full + 8;
