@@ -9,7 +9,7 @@ namespace fp8kvd::kernels::cuda {
 struct StepLimits {
   // Up to so many rows, and all that lie in many pieces, go with launches of NearRows::kMax each,
   // and kernels fetch the tensors: of one part while the part before is decoded. 0: none.
-  int32_t near_rows_max = 64;
+  int32_t near_rows_max = 128;
   // From here on the copy engines bring what lies in few pieces.
   int64_t copy_bytes_min = int64_t{512} << 10;
   // From here on results are copied out, too; less is written by the kernels, while they work.

@@ -23,7 +23,7 @@ StepSize Message(int32_t items) {
 
 TEST(StepPath, AFewItemsGoWithTheLaunches) {
   EXPECT_EQ(PathFor(Message(1), StepLimits{}), StepPath::kNear);
-  EXPECT_EQ(PathFor(Message(64), StepLimits{}), StepPath::kNear);
+  EXPECT_EQ(PathFor(Message(128), StepLimits{}), StepPath::kNear);
 }
 
 TEST(StepPath, NearIsTheAnswerWhereverAreNearSaysSo) {
