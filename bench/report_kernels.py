@@ -142,9 +142,10 @@ def plot(data, shapes):
 
 def report(data):
     shapes = pairs(data["cells"])
+    note = " " + data["note"] if "note" in data else ""
     text = [BEGIN, "",
             f"Device {data['device']}, commit {data['commit']}, {data['date']}: reads "
-            f"{data['roof_gbps']:.0f} GB/s, copies {data['copy_gbps']:.0f} GB/s. {data['note']}",
+            f"{data['roof_gbps']:.0f} GB/s, copies {data['copy_gbps']:.0f} GB/s.{note}",
             "", "![share of the read roof](measurements/kernels_h200.svg)", "",
             "### The named cells", ""]
     text += named_table(data, shapes)
