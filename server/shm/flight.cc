@@ -147,9 +147,14 @@ absl::Status AppendFlight::Load(const Taken& taken, const Rooms& rooms) {
     return slot.status();
   }
   slot_ = *slot;
-  status = message_.Load(slot_->bytes);
-  if (!status.ok()) Drop();
-  return status;
+  message_.BeginLoad(slot_->bytes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> AppendFlight::ContinueLoad() {
+  absl::StatusOr<bool> has_more = message_.ContinueLoad();
+  if (!has_more.ok()) Drop();
+  return has_more;
 }
 
 absl::Status AppendFlight::Submit() {

@@ -2,8 +2,9 @@
 // once into a staging slot and checked there, given to the engine, answered into the client's
 // memory. The checks are those of translate, as for gRPC.
 //
-// Life: Load, then Submit, then (by the loop) OnPosted, then Finish, which gives the slot back.
-//   Drop instead of Submit gives back what Load took. Threads: the loop's, but Done.
+// Life: Load (of an append: and ContinueLoad until nothing is left), then Submit, then (by the
+//   loop) OnPosted, then Finish, which gives the slot back. Drop instead of Submit gives back what
+//   Load took. Threads: the loop's, but Done.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
 #include "proto/fp8kvd/v1/shared_memory.h"
@@ -102,8 +104,10 @@ class AppendFlight final : public Flight {
   using Flight::Flight;
   ~AppendFlight() override;
 
-  // RESOURCE_EXHAUSTED: no slot is free now; may be tried again.
+  // Checks the head and takes a slot. RESOURCE_EXHAUSTED: none is free now; may be tried again.
   absl::Status Load(const Taken& taken, const Rooms& rooms);
+  // Copies and checks a part of the rows; true: more is left. An error has dropped it.
+  absl::StatusOr<bool> ContinueLoad();
   absl::Status Submit();
   Answer Finish(absl::Span<uint8_t> room);
   void Cancel() { message_.request().cancelled.store(true, std::memory_order_relaxed); }

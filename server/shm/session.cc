@@ -48,7 +48,7 @@ bool Session::Work() {
     Begin(taken);
     has_worked = true;
   }
-  if (!appends_waiting_.empty()) ContinueAppends();
+  has_worked |= ContinueAppends();
   if (!std::exchange(has_unpublished_, false)) return has_worked;
   ring_.Publish();
   if (ring_.TakeClientSleeps()) Bell();
@@ -99,8 +99,8 @@ void Session::OnDone(DecodeFlight* flight) {
   idle_decodes_.push_back(flight);
 }
 
-// The next one is copied and checked while one runs.
-void Session::ContinueAppends() {
+// Whether one that waited has got its slot.
+bool Session::BeginAppend() {
   waits_for_slot_ = false;
   while (!appends_waiting_.empty() && append_ready_ == nullptr && !has_ended_) {
     AppendFlight* const flight = append_running_ == &appends_[0] ? &appends_[1] : &appends_[0];
@@ -112,16 +112,33 @@ void Session::ContinueAppends() {
     const bool is_late = timeout_ms != 0 && waited_us >= int64_t{timeout_ms} * 1000;
     if (absl::IsResourceExhausted(status) && !is_late) {
       waits_for_slot_ = true;
-      return;
+      return false;
     }
     appends_waiting_.pop_front();
     if (status.ok()) {
-      append_ready_ = flight;
-      if (append_running_ == nullptr) RunNextAppend();
-    } else {
-      Put(taken, AnswerError(status, flight->retry_after_ms(), rooms.reply));
+      append_loading_ = flight;
+      return true;
     }
+    Put(taken, AnswerError(status, flight->retry_after_ms(), rooms.reply));
   }
+  return false;
+}
+
+// The next one is copied and checked while one runs; a part in a turn, so that a decode of another
+// session waits for a part and not for a prompt. True: something was done.
+bool Session::ContinueAppends() {
+  if (append_loading_ == nullptr && !BeginAppend()) return false;
+  const absl::StatusOr<bool> has_more = append_loading_->ContinueLoad();
+  if (has_more.ok() && *has_more) return true;
+  AppendFlight* const flight = std::exchange(append_loading_, nullptr);
+  if (has_more.ok()) {
+    append_ready_ = flight;
+    if (append_running_ == nullptr) RunNextAppend();
+  } else {
+    Put(flight->taken(), AnswerError(has_more.status(), flight->retry_after_ms(),
+                                     RoomsOf(flight->taken().request).reply));
+  }
+  return true;
 }
 
 void Session::RunNextAppend() {
@@ -138,7 +155,6 @@ void Session::OnDone(AppendFlight* flight) {
   append_running_ = nullptr;
   Put(flight->taken(), flight->Finish(RoomsOf(flight->taken().request).reply));
   if (append_ready_ != nullptr) RunNextAppend();
-  ContinueAppends();
 }
 
 void Session::Put(const Taken& taken, const Answer& answer) {
@@ -192,8 +208,9 @@ void Session::End(const absl::Status& reason) {
     if (flight->is_running()) flight->Cancel();
   }
   if (append_running_ != nullptr) append_running_->Cancel();
-  if (append_ready_ != nullptr) {
-    std::exchange(append_ready_, nullptr)->Drop();
+  for (AppendFlight** const flight : {&append_loading_, &append_ready_}) {
+    if (*flight == nullptr) continue;
+    std::exchange(*flight, nullptr)->Drop();
     --inflight_;
   }
   inflight_ -= static_cast<int64_t>(appends_waiting_.size());

@@ -55,7 +55,8 @@ class Session {
   bool HasRoom() const;
   void Begin(const Taken& taken);
   void BeginDecode(const Taken& taken);
-  void ContinueAppends();
+  bool BeginAppend();
+  bool ContinueAppends();
   void RunNextAppend();
   void Put(const Taken& taken, const Answer& answer);
   void End(const absl::Status& reason);
@@ -78,7 +79,8 @@ class Session {
   std::deque<Taken> appends_waiting_;
   std::array<AppendFlight, 2> appends_;
   AppendFlight* append_running_ = nullptr;
-  AppendFlight* append_ready_ = nullptr;  // in its slot, runs next
+  AppendFlight* append_loading_ = nullptr;  // on its way into its slot
+  AppendFlight* append_ready_ = nullptr;    // in its slot, runs next
 };
 
 }  // namespace fp8kvd::shm

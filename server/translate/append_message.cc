@@ -1,7 +1,6 @@
 // AppendMessage of requests.h.
 #include <algorithm>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -105,49 +104,89 @@ absl::Status AppendMessage::CheckPlace(const Catalog& catalog) {
 }
 
 absl::Status AppendMessage::Load(uint8_t* slot) {
+  BeginLoad(slot);
+  absl::StatusOr<bool> has_more = true;
+  while (has_more.ok() && *has_more) has_more = ContinueLoad();
+  return has_more.status();
+}
+
+void AppendMessage::BeginLoad(uint8_t* slot) {
   uint8_t* const v_slot = slot + Aligned(wire_.k.size);
   request_->k = reinterpret_cast<const uint16_t*>(slot);
   request_->v = reinterpret_cast<const uint16_t*>(v_slot);
-  if (!streams_) {
+  loaded_ = 0;
+  if (streams_) {
+    if (!stream_.has_value()) stream_.emplace();
+    has_keys_ = false;
+    BeginStream(/*seed=*/0);
+  } else {
     wire_.k.CopyTo(slot);
     wire_.v.CopyTo(v_slot);
   }
-  uint64_t* digest = digests_.data();
-  for (int64_t layer = 0; layer < request_->layers_count; ++layer) {
-    for (int64_t token = 0; token < request_->n; token += request_->slice_tokens) {
-      const int64_t rows = std::min<int64_t>(request_->slice_tokens, request_->n - token);
-      absl::Status status = LoadSlice(layer * request_->n + token, rows, digest);
-      if (!status.ok()) return status;
-      ++digest;
-    }
+}
+
+absl::StatusOr<bool> AppendMessage::ContinueLoad() {
+  const auto slices = static_cast<int64_t>(digests_.size());
+  if (streams_) {
+    if (absl::Status status = ContinueStream(); !status.ok()) return status;
+    if (loaded_ == slices) FinishStreaming();
+  } else {
+    absl::Status status = CheckSlice(SliceAt(loaded_), &digests_[loaded_]);
+    if (!status.ok()) return status;
+    ++loaded_;
   }
-  if (streams_) FinishStreaming();
+  return loaded_ < slices;
+}
+
+AppendMessage::Slice AppendMessage::SliceAt(int64_t index) const {
+  const int64_t slices = (request_->n + request_->slice_tokens - 1) / request_->slice_tokens;
+  const int64_t token = index % slices * request_->slice_tokens;
+  return {index / slices * request_->n + token,
+          std::min<int64_t>(request_->slice_tokens, request_->n - token)};
+}
+
+absl::Status AppendMessage::CheckSlice(const Slice& slice, uint64_t* digest) const {
+  const ModelGeometry& geometry = model_->geometry;
+  const int64_t row = int64_t{geometry.kv_heads} * geometry.head_dim;
+  const absl::Span<const uint16_t> k(request_->k + slice.first_row * row, slice.rows * row);
+  const absl::Span<const uint16_t> v(request_->v + slice.first_row * row, slice.rows * row);
+  if (const auto bad = FindBad(k)) return BadRow("k", *bad, slice);
+  if (const auto bad = FindBad(v)) return BadRow("v", *bad, slice);
+  *digest = RowsDigest(k, v);
   return absl::OkStatus();
 }
 
-absl::Status AppendMessage::LoadSlice(int64_t first_row, int64_t rows, uint64_t* digest) {
+// Of K or V of the next slice.
+void AppendMessage::BeginStream(uint64_t seed) {
   const ModelGeometry& geometry = model_->geometry;
   const int64_t row = int64_t{geometry.kv_heads} * geometry.head_dim;
-  const absl::Span<const uint16_t> k(request_->k + first_row * row, rows * row);
-  const absl::Span<const uint16_t> v(request_->v + first_row * row, rows * row);
-  *digest = 0;
-  for (const auto& [name, values, tensor] :
-       {std::tuple("k", k, &wire_.k), std::tuple("v", v, &wire_.v)}) {
-    std::optional<BadElement> bad;
-    if (streams_) {
-      *digest = StreamRows(tensor->pieces[0].data() + first_row * row * kBf16Bytes,
-                           const_cast<uint16_t*>(values.data()), rows * row, *digest, &bad);
-    } else {
-      bad = FindBad(values);
-    }
-    if (bad.has_value()) {
-      bad->index += first_row % request_->n * row;
-      const absl::Status status = BadValue(name, *bad, row, geometry.head_dim);
-      return Invalid("layer ", request_->layer + first_row / request_->n, ": ", status.message());
-    }
-  }
-  if (!streams_) *digest = RowsDigest(k, v);
+  const Slice slice = SliceAt(loaded_);
+  const Pieces& from = has_keys_ ? wire_.v : wire_.k;
+  const uint16_t* const to = has_keys_ ? request_->v : request_->k;
+  stream_->Begin(from.pieces[0].data() + slice.first_row * row * kBf16Bytes,
+                 const_cast<uint16_t*>(to) + slice.first_row * row, slice.rows * row, seed);
+}
+
+absl::Status AppendMessage::ContinueStream() {
+  std::optional<BadElement> bad;
+  const bool has_more = stream_->Continue(&bad);
+  if (bad.has_value()) return BadRow(has_keys_ ? "v" : "k", *bad, SliceAt(loaded_));
+  if (has_more) return absl::OkStatus();
+  const uint64_t digest = stream_->digest();
+  digests_[loaded_] = digest;  // of V in the end
+  if (has_keys_) ++loaded_;
+  has_keys_ = !has_keys_;
+  if (loaded_ < static_cast<int64_t>(digests_.size())) BeginStream(has_keys_ ? digest : 0);
   return absl::OkStatus();
+}
+
+// The index of `bad` counts within the slice.
+absl::Status AppendMessage::BadRow(const char* tensor, BadElement bad, const Slice& slice) const {
+  const ModelGeometry& geometry = model_->geometry;
+  const int64_t row = int64_t{geometry.kv_heads} * geometry.head_dim;
+  bad.index += slice.first_row % request_->n * row;
+  const absl::Status status = BadValue(tensor, bad, row, geometry.head_dim);
+  return Invalid("layer ", request_->layer + slice.first_row / request_->n, ": ", status.message());
 }
 
 }  // namespace fp8kvd::translate

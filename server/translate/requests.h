@@ -119,6 +119,9 @@ class AppendMessage {
   int64_t slot_bytes() const { return slot_bytes_; }
   // INVALID_ARGUMENT when a value is out of range: nothing may be submitted then.
   absl::Status Load(uint8_t* slot);
+  // The same in parts: of large messages a part takes some 10 us. True: more is left.
+  void BeginLoad(uint8_t* slot);
+  absl::StatusOr<bool> ContinueLoad();
 
   engine::AppendRequest& request() { return *request_; }
   const engine::AppendRequest& request() const { return *request_; }
@@ -127,7 +130,16 @@ class AppendMessage {
   absl::Status CheckAll(const Catalog& catalog, absl::Span<const Piece> message,
                         const Beside* beside);
   absl::Status CheckPlace(const Catalog& catalog);
-  absl::Status LoadSlice(int64_t first_row, int64_t rows, uint64_t* digest);
+  // One layer's rows for slice_tokens tokens, or for those that are left.
+  struct Slice {
+    int64_t first_row;
+    int64_t rows;
+  };
+  Slice SliceAt(int64_t index) const;
+  absl::Status CheckSlice(const Slice& slice, uint64_t* digest) const;
+  void BeginStream(uint64_t seed);
+  absl::Status ContinueStream();
+  absl::Status BadRow(const char* tensor, BadElement bad, const Slice& slice) const;
 
   WireAppend wire_;
   const CatalogModel* model_ = nullptr;
@@ -136,6 +148,9 @@ class AppendMessage {
   std::vector<int64_t> seq_lens_;
   int64_t slot_bytes_ = 0;
   bool streams_ = false;
+  int64_t loaded_ = 0;     // slices
+  bool has_keys_ = false;  // of the one that is streamed
+  std::optional<RowStream> stream_;
 };
 
 // The index of a configured model; an empty name means the only one. NOT_FOUND names those that

@@ -23,6 +23,32 @@ std::string Text(uint16_t value) {
   return absl::StrCat(number);
 }
 
+constexpr int64_t kBlock = 4096;  // elements: stays in the first cache
+
+struct Elements {
+  int64_t first;
+  int64_t end;
+};
+
+// At most kBlock of them; the block has them, too.
+void StreamBlock(const uint8_t* from, uint16_t* to, Elements elements, uint16_t* block,
+                 std::optional<BadElement>* bad) {
+  const int64_t at = elements.first;
+  const int64_t index = kernels::cpu::CopyPastCaches(reinterpret_cast<const uint16_t*>(from) + at,
+                                                     to + at, block, elements.end - at);
+  if (index >= 0 && !bad->has_value()) *bad = BadElement{at + index, Text(to[at + index])};
+}
+
+void StreamBlocks(const uint8_t* from, uint16_t* to, Elements elements, XXH3_state_t* state,
+                  std::optional<BadElement>* bad) {
+  alignas(64) uint16_t block[kBlock];
+  for (int64_t at = elements.first; at < elements.end; at += kBlock) {
+    const Elements part = {at, std::min(at + kBlock, elements.end)};
+    StreamBlock(from, to, part, block, bad);
+    XXH3_64bits_update(state, block, static_cast<size_t>(part.end - at) * sizeof(uint16_t));
+  }
+}
+
 }  // namespace
 
 std::optional<BadElement> FindBad(absl::Span<const uint16_t> values) {
@@ -45,26 +71,40 @@ void StreamRows(const uint8_t* from, uint16_t* to, int64_t count, std::optional<
 
 uint64_t StreamRows(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed,
                     std::optional<BadElement>* bad) {
-  constexpr int64_t kBlock = 4096;  // stays in the first cache
-  alignas(64) uint16_t block[kBlock];
-  const auto copy = [&](int64_t at, int64_t part) {
-    const int64_t index = kernels::cpu::CopyPastCaches(reinterpret_cast<const uint16_t*>(from) + at,
-                                                       to + at, block, part);
-    if (index >= 0 && !bad->has_value()) *bad = BadElement{at + index, Text(to[at + index])};
-  };
   if (count <= kBlock) {
-    copy(0, count);
+    alignas(64) uint16_t block[kBlock];
+    StreamBlock(from, to, {0, count}, block, bad);
     return XXH3_64bits_withSeed(block, static_cast<size_t>(count) * sizeof(uint16_t), seed);
   }
   XXH3_state_t state;
   XXH3_64bits_reset_withSeed(&state, seed);
-  for (int64_t at = 0; at < count; at += kBlock) {
-    const int64_t part = std::min(kBlock, count - at);
-    copy(at, part);
-    XXH3_64bits_update(&state, block, static_cast<size_t>(part) * sizeof(uint16_t));
-  }
+  StreamBlocks(from, to, {0, count}, &state, bad);
   return XXH3_64bits_digest(&state);
 }
+
+struct RowStream::Digest {
+  XXH3_state_t state;
+};
+
+RowStream::RowStream() : digest_(std::make_unique<Digest>()) {}
+RowStream::~RowStream() = default;
+
+void RowStream::Begin(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed) {
+  from_ = from;
+  to_ = to;
+  count_ = count;
+  done_ = 0;
+  XXH3_64bits_reset_withSeed(&digest_->state, seed);
+}
+
+bool RowStream::Continue(std::optional<BadElement>* bad) {
+  const int64_t end = std::min(count_, done_ + kPart);
+  StreamBlocks(from_, to_, {done_, end}, &digest_->state, bad);
+  done_ = end;
+  return done_ < count_;
+}
+
+uint64_t RowStream::digest() const { return XXH3_64bits_digest(&digest_->state); }
 
 void FinishStreaming() { kernels::cpu::FinishCopies(); }
 

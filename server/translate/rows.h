@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -30,6 +31,26 @@ void StreamRows(const uint8_t* from, uint16_t* to, int64_t count, std::optional<
 // their RowsDigest.
 uint64_t StreamRows(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed,
                     std::optional<BadElement>* bad);
+// The same a part at a time, for who has others to serve in between.
+class RowStream {
+ public:
+  static constexpr int64_t kPart = 32768;  // elements: some 10 us
+
+  RowStream();
+  ~RowStream();
+  void Begin(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed);
+  // Copies the next part; true: more is left. After a bad value nothing else may be asked.
+  bool Continue(std::optional<BadElement>* bad);
+  uint64_t digest() const;  // when nothing is left
+
+ private:
+  struct Digest;
+  const uint8_t* from_ = nullptr;
+  uint16_t* to_ = nullptr;
+  int64_t count_ = 0;
+  int64_t done_ = 0;
+  std::unique_ptr<Digest> digest_;
+};
 void FinishStreaming();
 
 }  // namespace fp8kvd::translate

@@ -81,5 +81,32 @@ TEST(StreamRows, CopiesAndSeesAndDigestsAsTheOthersDo) {
   }
 }
 
+// Rows of one part, of a part and a little, and of several.
+TEST(RowStream, ComesPartByPartToWhatOneCallDoes) {
+  for (const int64_t count : {int64_t{16}, RowStream::kPart, 2 * RowStream::kPart + 48}) {
+    std::vector<uint16_t> values(count);
+    for (int64_t i = 0; i < count; ++i) values[i] = static_cast<uint16_t>(0x3F00 + i % 251);
+    auto* const bytes = reinterpret_cast<uint8_t*>(values.data());
+    std::vector<Slot> slots(1 + count * 2 / sizeof(Slot));
+    uint16_t* const slot = slots[0].rows;
+    RowStream stream;
+    stream.Begin(bytes, slot, count, 12345);
+    std::optional<BadElement> bad;
+    int64_t parts = 1;
+    while (stream.Continue(&bad)) ++parts;
+    FinishStreaming();
+    EXPECT_EQ(parts, (count + RowStream::kPart - 1) / RowStream::kPart);
+    EXPECT_FALSE(bad.has_value());
+    EXPECT_EQ(std::memcmp(slot, bytes, static_cast<size_t>(count) * 2), 0) << count;
+    EXPECT_EQ(stream.digest(), XXH3_64bits_withSeed(bytes, static_cast<size_t>(count) * 2, 12345));
+
+    values[count - 1] = 0x7F80;
+    stream.Begin(bytes, slot, count, 0);
+    while (stream.Continue(&bad)) EXPECT_FALSE(bad.has_value()) << "it is in the last part";
+    ASSERT_TRUE(bad.has_value());
+    EXPECT_EQ(bad->index, count - 1);
+  }
+}
+
 }  // namespace
 }  // namespace fp8kvd::translate

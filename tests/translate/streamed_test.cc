@@ -1,5 +1,6 @@
 // Large messages for a device, which go past the caches: all that is seen of them is what is seen
 // of copied ones.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -117,6 +118,34 @@ TEST(AppendMessage, ComesToTheSameStreamedAndCopied) {
   ASSERT_TRUE(bad.status.ok());
   EXPECT_THAT(std::string(bad.message.Load(bad.SlotBegin()).message()),
               HasSubstr("layer 2: k[299, 0, 0] is -inf"));
+}
+
+// Who loads one has others to serve between its parts, so none may take long.
+TEST(AppendMessage, IsLoadedInPartsThatEachCopyALittle) {
+  v1::AppendRequest proto;
+  proto.set_model("plain");
+  proto.mutable_handle()->set_seq_id(3);
+  proto.set_layers_count(2);
+  proto.set_n(800);
+  proto.set_k(Rows(2 * 800 * kKvRow));
+  proto.set_v(Rows(2 * 800 * kKvRow, 0x4100));
+  Whole<AppendMessage> whole(proto, "", /*streams=*/true);
+  ASSERT_TRUE(whole.status.ok()) << whole.status;
+  auto* const slot = reinterpret_cast<uint16_t*>(whole.SlotBegin());
+  whole.message.BeginLoad(whole.SlotBegin());
+  const int64_t elements = 2 * 2 * 800 * kKvRow;
+  const auto copied = [&] {
+    return elements - std::count(slot, slot + elements, uint16_t{0xFFFF});
+  };
+  int64_t before = copied();
+  for (bool has_more = true; has_more;) {
+    const absl::StatusOr<bool> continued = whole.message.ContinueLoad();
+    ASSERT_TRUE(continued.ok()) << continued.status();
+    has_more = *continued;
+    EXPECT_LE(copied() - before, RowStream::kPart);
+    before = copied();
+  }
+  EXPECT_EQ(before, elements);
 }
 
 }  // namespace
