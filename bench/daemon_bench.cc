@@ -264,6 +264,7 @@ void RunProcess(const std::string& target, const Load& load, int64_t index, cons
         Must(worker.client->CreateSequences({.model = model.name, .expected_tokens = 0}))[0]));
   }
   std::vector<LoadRows> prompt;
+  prompt.reserve(workers.size());
   for (const Worker& worker : workers) {
     prompt.push_back(
         PromptRows(*worker.client, load, model, load.append_tokens, static_cast<uint32_t>(index)));
