@@ -95,8 +95,7 @@ bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const
   // at once: what is left of the memory lets the next launch's CTAs begin beside these.
   const int32_t ctas_each =
       std::min(CeilDiv(shape.ctas, device.multiprocessors), is_long ? kLongPairCtas : kPairCtasMax);
-  const int32_t shared_max = std::min(
-      device.shared_per_cta, device.shared_per_multiprocessor / ctas_each - kSharedReserve);
+  const int32_t shared_max = SharedOfEach(device, ctas_each);
   shape.stages = std::min(warp_units, StagesOf(kernel));
   const auto fits = [&](int32_t bytes) { return kernel.shared_bytes(0, shape) <= bytes; };
   while (!fits(shared_max) && shape.stages > 1) --shape.stages;
@@ -112,6 +111,10 @@ bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const
 }
 
 }  // namespace
+
+int32_t SharedOfEach(const DeviceLimits& device, int32_t ctas) {
+  return std::min(device.shared_per_cta, device.shared_per_multiprocessor / ctas - kSharedReserve);
+}
 
 LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grain,
                       bool batch_invariant) {
@@ -148,8 +151,7 @@ LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int
   // A ring that holds half of a multiprocessor's memory or less lets the next launch's CTA start
   // beside this one's, which is worth more than its depth where there is little to read.
   const bool is_short = of_warp <= kShortUnits;
-  const int32_t shared_max =
-      is_short ? device.shared_per_multiprocessor / 2 - kSharedReserve : device.shared_per_cta;
+  const int32_t shared_max = is_short ? SharedOfEach(device, 2) : device.shared_per_cta;
   const auto fits = [&](int32_t bytes) { return kernel.shared_bytes(rows_count, shape) <= bytes; };
   shape.stages =
       shape.warps > kWarps / 2 ? StagesOf(kernel) : std::max(StagesOf(kernel), kStagesOfFewWarps);

@@ -16,6 +16,9 @@ struct DeviceLimits {
   int32_t shared_per_cta;             // the most that one may ask for
 };
 
+// Bytes of shared memory that each of so many CTAs of a multiprocessor may ask for.
+int32_t SharedOfEach(const DeviceLimits& device, int32_t ctas);
+
 // The work of a launch, summed over its rows.
 struct LaunchWork {
   int64_t units;  // of the kernel

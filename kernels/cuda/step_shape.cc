@@ -16,7 +16,6 @@ constexpr int32_t kTokensOfCta = 256;  // below, another CTA for a pair does not
 constexpr int32_t kUnevenTokensMax = 256;
 constexpr int32_t kFewTokensMax = 512;
 constexpr int32_t kTokensMax = 1024;
-constexpr int32_t kSharedReserve = 1024;  // that the system takes of each CTA
 
 int32_t ClusterOf(const DeviceLimits& device, int64_t pairs, int32_t tokens) {
   int32_t cluster = 1;
@@ -46,8 +45,7 @@ bool StepShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, const 
                                                                         : kTokensMax;
   if (warp_units * unit_tokens > tokens_max) return false;
   const int32_t ctas_each = std::min(CeilDiv(shape.ctas, device.multiprocessors), kCtasMax);
-  const int32_t shared_max = std::min(
-      device.shared_per_cta, device.shared_per_multiprocessor / ctas_each - kSharedReserve);
+  const int32_t shared_max = SharedOfEach(device, ctas_each);
   shape.stages = std::clamp(warp_units, 1, kStagesMax);
   const auto fits = [&](int32_t bytes) { return kernel.step.shared_bytes(shape) <= bytes; };
   while (!fits(shared_max) && shape.stages > 1) --shape.stages;
