@@ -139,15 +139,19 @@ absl::StatusOr<bool> AppendMessage::ContinueLoad() {
 }
 
 AppendMessage::Slice AppendMessage::SliceAt(int64_t index) const {
-  const int64_t slices = (request_->n + request_->slice_tokens - 1) / request_->slice_tokens;
+  const int64_t slices = static_cast<int64_t>(digests_.size()) / request_->layers_count;
   const int64_t token = index % slices * request_->slice_tokens;
   return {index / slices * request_->n + token,
           std::min<int64_t>(request_->slice_tokens, request_->n - token)};
 }
 
+// Of one token's K, or V.
+int64_t AppendMessage::RowElements() const {
+  return int64_t{model_->geometry.kv_heads} * model_->geometry.head_dim;
+}
+
 absl::Status AppendMessage::CheckSlice(const Slice& slice, uint64_t* digest) const {
-  const ModelGeometry& geometry = model_->geometry;
-  const int64_t row = int64_t{geometry.kv_heads} * geometry.head_dim;
+  const int64_t row = RowElements();
   const absl::Span<const uint16_t> k(request_->k + slice.first_row * row, slice.rows * row);
   const absl::Span<const uint16_t> v(request_->v + slice.first_row * row, slice.rows * row);
   if (const auto bad = FindBad(k)) return BadRow("k", *bad, slice);
@@ -158,8 +162,7 @@ absl::Status AppendMessage::CheckSlice(const Slice& slice, uint64_t* digest) con
 
 // Of K or V of the next slice.
 void AppendMessage::BeginStream(uint64_t seed) {
-  const ModelGeometry& geometry = model_->geometry;
-  const int64_t row = int64_t{geometry.kv_heads} * geometry.head_dim;
+  const int64_t row = RowElements();
   const Slice slice = SliceAt(loaded_);
   const Pieces& from = has_keys_ ? wire_.v : wire_.k;
   const uint16_t* const to = has_keys_ ? request_->v : request_->k;
@@ -182,10 +185,9 @@ absl::Status AppendMessage::ContinueStream() {
 
 // The index of `bad` counts within the slice.
 absl::Status AppendMessage::BadRow(const char* tensor, BadElement bad, const Slice& slice) const {
-  const ModelGeometry& geometry = model_->geometry;
-  const int64_t row = int64_t{geometry.kv_heads} * geometry.head_dim;
+  const int64_t row = RowElements();
   bad.index += slice.first_row % request_->n * row;
-  const absl::Status status = BadValue(tensor, bad, row, geometry.head_dim);
+  const absl::Status status = BadValue(tensor, bad, row, model_->geometry.head_dim);
   return Invalid("layer ", request_->layer + slice.first_row / request_->n, ": ", status.message());
 }
 

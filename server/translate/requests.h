@@ -136,6 +136,7 @@ class AppendMessage {
     int64_t rows;
   };
   Slice SliceAt(int64_t index) const;
+  int64_t RowElements() const;
   absl::Status CheckSlice(const Slice& slice, uint64_t* digest) const;
   void BeginStream(uint64_t seed);
   absl::Status ContinueStream();
