@@ -12,6 +12,7 @@
 #include "fp8kvd/v1/kv.pb.h"
 #include "server/translate/requests.h"
 #include "tests/translate/catalog.h"
+#include "tests/translate/rows.h"
 
 namespace fp8kvd::translate {
 namespace {
@@ -20,16 +21,6 @@ using testing::HasSubstr;
 
 constexpr int64_t kQRow = 4 * 64;
 constexpr int64_t kKvRow = 2 * 64;
-
-std::string Rows(int64_t elements, uint16_t first = 0x3F80) {
-  std::vector<uint16_t> values(elements);
-  for (int64_t i = 0; i < elements; ++i) values[i] = static_cast<uint16_t>(first + i % 100);
-  return {reinterpret_cast<const char*>(values.data()), values.size() * 2};
-}
-
-void SetElement(std::string* rows, int64_t index, uint16_t value) {
-  std::memcpy(rows->data() + index * 2, &value, 2);
-}
 
 // A message whose tensors came beside it, loaded into a slot as an engine has them.
 template <typename Message>
