@@ -1,14 +1,16 @@
 // bench/daemon_bench.cc: a load of real clients on a running daemon.
 //   daemon_bench TARGET --clients=N --processes=N --batch=N --in_flight=N --seq_len=N --prompts=N
-//                       --steps=N --append_tokens=N --in_place=1
+//                       --layers=N --steps=N --append_tokens=N --in_place=1
 //                       --transport=grpc|shared_memory
 // The clients are threads, spread over `processes`, with a connection each. A client has in_flight
 // groups of `batch` sequences of seq_len tokens. A step of a group decodes every layer of the
-// model, one after the other, each with a token appended, as a serving engine does; its groups
-// overlap. The sequences are forks of `prompts` prompts, which are sent once: what they share is
-// the room, not the reading. Prints one JSON object; batch_items_mean is the mean number of items
-// in the launches that served the calls, by call; append_gbps is what the processes together sent
-// meanwhile of prompts of append_tokens tokens, a layer a call, before the decodes (0: nobody did).
+// model (or its first `layers`, which saves room and uploads), one after the other, each with a
+// token appended, as a serving engine does; its groups overlap. Each sequence has pages of its own,
+// which its process sends through shared memory first. With prompts > 0 they are forks of so many:
+// quicker to make, but rows of one prompt in a launch are read from the device's memory once.
+// Prints one JSON object; batch_items_mean is the mean number of items in the launches that served
+// the calls, by call; append_gbps is what the processes together sent meanwhile of prompts of
+// append_tokens tokens, a layer a call, before the decodes (0: nobody did).
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -46,7 +48,8 @@ struct Load {
   int64_t batch = 1;
   int64_t in_flight = 1;
   int64_t seq_len = 1024;
-  int64_t prompts = 1;
+  int64_t prompts = 0;  // 0: each sequence has its own
+  int64_t layers = 0;   // 0: all
   int64_t steps = 50;
   int64_t append_tokens = 0;
   int64_t in_place = 0;  // 1: rows lie in the session from the start (Client::MakeRows)
@@ -133,6 +136,7 @@ LoadRows PromptRows(Client& client, const Load& load, const ModelInfo& model, in
   return {client, load, static_cast<size_t>(std::min(kPromptTokens, tokens) * row), seed};
 }
 
+// model: as a load sees it, with the layers that it uses.
 void AppendLayers(Client& client, const ModelInfo& model, const Handle& handle, int64_t tokens,
                   absl::Span<const uint16_t> prompt) {
   const auto row = static_cast<size_t>(model.kv_heads) * model.head_dim;
@@ -162,17 +166,29 @@ class Group {
   Group(Client& client, const ModelInfo& model, const Load& load,
         const std::vector<Handle>& prompts, int64_t index)
       : model_(model), load_(load) {
-    for (int64_t i = 0; i < load.batch; ++i) {
+    if (prompts.empty()) {
+      sequences_ = Must(client.CreateSequences(
+          {.model = model.name,
+           .count = static_cast<uint32_t>(load.batch),
+           .expected_tokens = static_cast<uint64_t>(load.seq_len + load.steps)}));
+    }
+    for (int64_t i = 0; i < load.batch && !prompts.empty(); ++i) {
       auto forks =
           Must(client.ForkSequences(prompts[(index * load.batch + i) % prompts.size()], {}));
-      handles_.push_back(forks[0].handle());
       sequences_.push_back(std::move(forks[0]));
     }
+    for (const Sequence& sequence : sequences_) handles_.push_back(sequence.handle());
     const auto dims = static_cast<size_t>(model.head_dim) * handles_.size();
     q_.emplace(client, load, dims * model.q_heads, static_cast<uint32_t>(index));
     kv_.emplace(client, load, dims * model.kv_heads, static_cast<uint32_t>(index) + 99);
   }
 
+  // Sequences of their own get what prompts would have given them.
+  void Fill(Client& client, absl::Span<const uint16_t> prompt) const {
+    for (const Handle& handle : handles_) {
+      AppendLayers(client, model_, handle, load_.seq_len, prompt);
+    }
+  }
   bool is_over() const { return call_ == load_.steps * model_.layers; }
   bool is_under_way() const { return is_under_way_; }
   void Send(fp8kvd::client::DecodeStream& stream, uint64_t id) {
@@ -239,6 +255,23 @@ void ForEach(std::vector<Worker>& workers, const std::function<void(Worker&)>& f
   for (std::thread& thread : threads) thread.join();
 }
 
+ModelInfo ModelOf(Client& client, const Load& load) {
+  ModelInfo model = Must(client.GetServerInfo()).models.front();
+  if (load.layers > 0) model.layers = std::min(model.layers, static_cast<uint32_t>(load.layers));
+  return model;
+}
+
+void Fill(const std::string& target, const Load& load, const ModelInfo& model, Worker& worker) {
+  // Room for the rows; as many sessions as clients must fit a tenant's bytes.
+  const auto client = Must(Client::Connect({.target = target,
+                                            .transport = Transport::kSharedMemory,
+                                            .shared_memory_bytes = int64_t{24} << 20}));
+  Load in_place = load;
+  in_place.in_place = 1;
+  const LoadRows rows = PromptRows(*client, in_place, model, load.seq_len, /*seed=*/7919);
+  for (const Group& group : worker.groups) group.Fill(*client, rows.span());
+}
+
 // One of the processes. It says when it has got somewhere and goes on when it is told.
 void RunProcess(const std::string& target, const Load& load, int64_t index, const Pipe& orders,
                 const Pipe& reports) {
@@ -249,7 +282,7 @@ void RunProcess(const std::string& target, const Load& load, int64_t index, cons
   for (Worker& worker : workers) {
     worker.client = Must(Client::Connect({.target = target, .transport = load.transport}));
   }
-  const ModelInfo model = Must(workers[0].client->GetServerInfo()).models.front();
+  const ModelInfo model = ModelOf(*workers[0].client, load);
   for (size_t i = 0; i < workers.size(); ++i) {
     const auto client = index * static_cast<int64_t>(workers.size()) + static_cast<int64_t>(i);
     for (int64_t group = 0; group < load.in_flight; ++group) {
@@ -257,6 +290,7 @@ void RunProcess(const std::string& target, const Load& load, int64_t index, cons
                                      client * load.in_flight + group);
     }
   }
+  if (handles == 0) ForEach(workers, [&](Worker& worker) { Fill(target, load, model, worker); });
   std::vector<Sequence> mine;
   mine.reserve(workers.size());
   for (const Worker& worker : workers) {
@@ -322,9 +356,12 @@ int Run(const std::string& target, const Load& load) {
     process.reports.CloseWriting();
   }
   auto client = Must(Client::Connect({.target = target, .transport = load.transport}));
-  const ModelInfo model = Must(client->GetServerInfo()).models.front();
-  const auto sequences = Must(client->CreateSequences(
-      {.model = model.name, .count = static_cast<uint32_t>(load.prompts), .expected_tokens = 0}));
+  const ModelInfo model = ModelOf(*client, load);
+  std::vector<Sequence> sequences;
+  if (load.prompts > 0) {
+    sequences = Must(client->CreateSequences(
+        {.model = model.name, .count = static_cast<uint32_t>(load.prompts), .expected_tokens = 0}));
+  }
   std::vector<Handle> prompts;
   for (const Sequence& sequence : sequences) {
     const LoadRows rows = PromptRows(*client, load, model, load.seq_len,
@@ -381,7 +418,8 @@ int main(int argc, char** argv) {
                  {"--batch=", &load.batch},
                  {"--in_flight=", &load.in_flight},
                  {"--seq_len=", &load.seq_len},
-                 {"--prompts=", &load.prompts},
+                 {"--prompts=", &load.prompts, true},
+                 {"--layers=", &load.layers, true},
                  {"--steps=", &load.steps},
                  {"--append_tokens=", &load.append_tokens, true},
                  {"--in_place=", &load.in_place, true}};
@@ -399,8 +437,8 @@ int main(int argc, char** argv) {
   if (argc < 2 || load.clients % load.processes != 0) {
     std::fputs(
         "usage: daemon_bench TARGET [--clients=N] [--processes=N, a divisor of clients] "
-        "[--batch=N] [--in_flight=N] [--seq_len=N] [--prompts=N] [--steps=N] [--append_tokens=N] "
-        "[--in_place=1] [--transport=grpc|shared_memory]\n",
+        "[--batch=N] [--in_flight=N] [--seq_len=N] [--prompts=N] [--layers=N] [--steps=N] "
+        "[--append_tokens=N] [--in_place=1] [--transport=grpc|shared_memory]\n",
         stderr);
     return 2;
   }

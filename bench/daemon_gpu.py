@@ -22,6 +22,8 @@ SIGTERM it writes what it has. --two_gpus, on a node with two, is --parts=two_gp
   crowd     64 clients of long sequences, over shared memory and over gRPC, by processes
   two_gpus  long sequences in batches over shared memory, on GPU 0, on GPUs 0 and 1, and on GPU 0
             again
+Sequences that are decoded at the same time never share pages: rows of one prompt would be read from
+the device's memory once for all. kv_read_gbps is what decodes read of K and V, for that comparison.
 """
 
 import argparse
@@ -47,8 +49,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNEL_US_128 = 129.8
 BENCH_MODEL = """
 server { listen_address: "127.0.0.1:0" http_address: "127.0.0.1:%(http)d" }
-# A message of 128 items takes a slot of 16 MiB: sixteen of them.
-engine { device: %(device)s devices: "%(devices)s" staging_bytes: 4294967296 }
+# With 4 GiB a message of 128 items takes a slot of 16 MiB: sixteen of them.
+engine { device: %(device)s devices: "%(devices)s" staging_bytes: %(staging)d }
 cache { seqs_max: 4096 seq_len_max: 524288 }
 policy { allow_fp8_kv: true }
 models {
@@ -169,9 +171,11 @@ class Bench:
         self.programs, self.args, self.log = programs, args, log
         self.http = free_port()
 
-    def daemon(self, *flags, devices="0"):
+    def daemon(self, *flags, devices="0", seqs=72, staging=4 << 30):
+        """seqs: of 33,024 tokens, 0.56 GB each."""
         config = BENCH_MODEL % {"device": "auto" if self.args.rehearse else "cuda",
-                                "devices": devices, "seqs": self.args.seqs, "http": self.http}
+                                "devices": devices, "seqs": seqs, "staging": staging,
+                                "http": self.http}
         return daemon(self.programs, config, self.log, *flags,
                       program="fp8kvd_timed" if self.args.rehearse else "fp8kvd")
 
@@ -198,8 +202,10 @@ class Bench:
             return round(scale * (after[total] - before[total]) /
                          max(1, after[count] - before[count]), 2)
 
-        got = {**dict(said), **json.loads(done.stdout),
+        got = {**dict(said), **json.loads(done.stdout)}
+        got = {**got,
                "rows_per_launch": mean(*LAUNCHED, 1),
+               "kv_read_gbps": (after[READ] - before[READ]) / 1e9 / got["wall_s"],
                **{f"{part}_us_mean": mean(f"fp8kvd_{part}_seconds_sum",
                                           f"fp8kvd_{part}_seconds_count", 1e6)
                   for part in ("stage", "queue", "kernel", "reply")},
@@ -210,6 +216,7 @@ class Bench:
 
 
 LAUNCHED = ("fp8kvd_rows_total", 'fp8kvd_launches_total{kind="decode"}')
+READ = 'fp8kvd_kv_read_bytes_total{model="bench"}'
 TAKEN = "fp8kvd_device_allocations_total"
 SHM = {"transport": "shared_memory"}
 
@@ -243,18 +250,20 @@ def one(programs, args, out, log):
 
 
 def busy(programs, args, out, log):
+    """2,048 sequences with pages of their own, of which two layers are used, 18 GB: a launch
+    finds nothing of it in the second-level cache."""
     bench = Bench(programs, args, log)
     out["busy"] = []
     for threads, launches, loads in ((8, 2, ((8, 2, 0), (8, 2, 1))),
                                      (8, 3, ((4, 3, 1), (8, 2, 1)))):
         with bench.daemon(f"--shm_threads={threads}",
-                          f"--launches_inflight_max={launches}") as running:
+                          f"--launches_inflight_max={launches}", seqs=144) as running:
             for processes, groups, in_place in loads:
                 out["busy"].append(bench.load(
                     running, {"shm_threads": threads, "launches_inflight_max": launches,
                               "in_place": in_place},
                     clients=processes, processes=processes, batch=128, in_flight=groups,
-                    seq_len=2048, prompts=8, steps=bench.scaled(100), in_place=in_place, **SHM))
+                    seq_len=2048, layers=2, steps=bench.scaled(250), in_place=in_place, **SHM))
 
 
 def append(programs, args, out, log):
@@ -305,23 +314,22 @@ def crowd(programs, args, out, log):
             for processes in (16, 64):
                 out["crowd"].append(bench.load(
                     running, clients=64, processes=processes, seq_len=seq_len,
-                    prompts=args.prompts, steps=bench.scaled(60), transport=transport))
+                    steps=bench.scaled(60), transport=transport))
             out["crowd_of_one"].append(bench.load(running, clients=1, seq_len=seq_len,
                                                   steps=bench.scaled(60), transport=transport))
 
 
 def two_gpus(programs, args, out, log):
-    """16 sequences of 32,768 tokens in a call, half of them on either device: a launch takes near a
-    millisecond, so that kernels are the bound, not the bus. One device before and after two, since
-    what it gives may drift."""
+    """16 sequences of 16,384 tokens in a call, half of them on either device, all with pages of
+    their own: a launch of 128 reads 4.4 GB, so that kernels are the bound, not the bus. One device
+    before and after two, since what it gives may drift."""
     bench = Bench(programs, args, log)
     out["two_gpus"] = []
     for devices in ("0", "0,1", "0"):
-        with bench.daemon("--shm_threads=8", devices=devices) as running:
+        with bench.daemon("--shm_threads=8", devices=devices, seqs=136, staging=1 << 30) as running:
             out["two_gpus"].append(bench.load(
-                running, {"devices": devices}, clients=8, processes=8, batch=16, in_flight=3,
-                prompts=8, seq_len=bench.scaled(32768), steps=bench.scaled(60), in_place=1,
-                **SHM))
+                running, {"devices": devices}, clients=8, processes=8, batch=16, in_flight=2,
+                seq_len=bench.scaled(16384), layers=2, steps=bench.scaled(250), in_place=1, **SHM))
 
 
 PARTS = {part.__name__: part
@@ -371,8 +379,6 @@ def main():
     parser.add_argument("--prefix", default="")
     parser.add_argument("--out", required=True)
     parser.add_argument("--commit", default="")
-    parser.add_argument("--seqs", type=int, default=72, help="of 33,024 tokens in the pool")
-    parser.add_argument("--prompts", type=int, default=4, help="that the 64 sequences fork from")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: see above")
     parser.add_argument("--steps", default="", help="JSON of fp8kv_step_bench on this machine")
     parser.add_argument("--parts", default="", help="those alone: see above")
