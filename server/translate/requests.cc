@@ -135,6 +135,7 @@ absl::Status DecodeMessage::CheckItems(const Catalog& catalog) {
 }
 
 void DecodeMessage::RefuseRepeated() {
+  if (items_.size() < 2) return;  // the sort below takes memory, even for one
   order_.resize(items_.size());
   std::iota(order_.begin(), order_.end(), 0U);
   const auto key = [this](uint32_t i) {
@@ -191,12 +192,12 @@ absl::Status DecodeMessage::CheckTensors(const Catalog& catalog) {
                    " query tokens x ", geometry.q_heads, " q_heads x head_dim ", geometry.head_dim,
                    " x 2 B); send bf16, all query heads");
   }
-  if (wire_.k.size != 0 || wire_.v.size != 0) {
-    absl::Status status = CheckKv(
+  const bool has_kv = wire_.k.size != 0 || wire_.v.size != 0;
+  if (has_kv && (wire_.k.size != kv_bytes || wire_.v.size != kv_bytes)) {
+    return CheckKv(
         wire_.k.size, wire_.v.size, kv_bytes,
         absl::StrCat(tokens_, " query tokens x ", geometry.kv_heads, " kv_heads x head_dim ",
                      geometry.head_dim, " x 2 B, or both empty to attend only"));
-    if (!status.ok()) return status;
   }
   if (wire_.out_type < 0 || wire_.out_type > 2) {
     return Invalid("out_type is ", wire_.out_type,
