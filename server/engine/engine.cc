@@ -40,17 +40,36 @@ void Engine::Parts::TakeTurns() {
   for (int turn = 0; turn < kCallerTurnsMax; ++turn) {
     const TurnEnd end = TakeTurn();
     if (end.was_taken) return;
-    if (!end.is_idle || end.is_over) break;
+    if (end.needs_thread()) break;
     if (!admission_.HasOffers()) return;
   }
+  WakeThread();
+}
+
+void Engine::Parts::WakeThread() {
   is_wanted_.store(true);
   doorbell_.Ring();
+}
+
+void Engine::Parts::LookOn() {
+  if (!callers_take_turns_ || is_looking_on_.load(std::memory_order_relaxed)) return;
+  const TurnEnd end = TakeTurn();
+  // Who offered something during this turn found it taken, and may be looked after no more.
+  if (!end.was_taken && (end.needs_thread() || admission_.HasOffers())) WakeThread();
+}
+
+bool Engine::Parts::is_watched() const {
+  if (launches_.count() != 1 || !batcher_.empty()) return false;
+  const Launch& launch = launches_.Newest();
+  return launch.append == nullptr && launch.items.front().request->looks_on &&
+         launch.items.front().request == launch.items.back().request;
 }
 
 Engine::Parts::TurnEnd Engine::Parts::TakeTurn() {
   if (!turn_.Try()) return {.was_taken = true};
   TurnEnd end{.has_worked = RunTurn()};
   end.is_idle = is_idle();
+  end.is_watched = is_watched();
   end.is_over = !fault_.ok() || is_drained_;
   turn_.End();
   return end;
@@ -395,6 +414,8 @@ Engine::~Engine() = default;
 
 absl::Status Engine::Submit(Request* request) { return parts_->Submit(request); }
 Staging& Engine::staging() { return parts_->staging(); }
+void Engine::LookOn() { parts_->LookOn(); }
+void Engine::LookAway() { parts_->LookAway(); }
 bool Engine::Step() { return parts_->Step(); }
 absl::Status Engine::Run() { return parts_->Run(); }
 void Engine::Drain() { parts_->Drain(); }

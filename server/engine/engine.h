@@ -59,6 +59,13 @@ class Engine {
   // Slots for tensors in staging memory; thread-safe.
   Staging& staging();
 
+  // A turn for a sender that looks on: it sees the end of its launch with no thread in between.
+  // Nothing where the engine's thread takes the turns, or looks on itself: it does whenever
+  // anything else is under way.
+  void LookOn();
+  // A sender that looked on does so no more, though its request is not answered.
+  void LookAway();
+
   // One turn: takes what waits, launches if the device is free, answers what is finished, expires
   // leases. True if anything happened; false also where another thread has the turn. Never waits.
   bool Step();

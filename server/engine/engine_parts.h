@@ -54,6 +54,8 @@ class Engine::Parts {
   ~Parts() { FP8KVD_CHECK(admission_.places_used() == 0); }
 
   absl::Status Submit(Request* request);
+  void LookOn();
+  void LookAway() { WakeThread(); }
   bool Step() { return TakeTurn().has_worked; }
   absl::Status Run();
   void Drain();
@@ -83,10 +85,14 @@ class Engine::Parts {
     bool was_taken = false;   // somebody else has it; the rest says nothing then
     bool has_worked = false;  // anything happened
     bool is_idle = false;     // nothing waits and nothing runs
+    bool is_watched = false;  // one launch runs, of one sender that looks on, and nothing waits
     bool is_over = false;     // drained, or the device failed
+
+    bool needs_thread() const { return is_over || (!is_idle && !is_watched); }
   };
   TurnEnd TakeTurn();
   void TakeTurns();
+  void WakeThread();
   bool RunTurn();
   void TakeTenants();
   bool Work();
@@ -106,6 +112,7 @@ class Engine::Parts {
   void Fail(const absl::Status& fault);
   void FailAtStart(const absl::Status& fault);
   bool is_idle() const { return batcher_.empty() && launches_.empty(); }
+  bool is_watched() const;
 
   const Setup setup_;
   const bool callers_take_turns_;  // Submit takes the turn when it is free

@@ -54,6 +54,9 @@ struct Request {
   TimeUs staged = 0;  // read, checked and copied: given to Submit
   TimeUs deadline = kNoDeadline;
   std::atomic<bool> cancelled{false};
+  // Whoever sends it takes turns by Engine::LookOn until Done: no thread has to be woken for its
+  // end alone.
+  bool looks_on = false;
   absl::Status status;  // of the request as a whole
   // Advice that goes with RESOURCE_EXHAUSTED in status or in an item. Milliseconds; 0: none.
   int32_t retry_after_ms = 0;

@@ -10,6 +10,7 @@ void Sender::Sign(Request* request) const {
   request->arrived = arrived;
   request->staged = staged;
   request->deadline = deadline;
+  request->looks_on = looks_on;
 }
 
 DecodeSpread::~DecodeSpread() { FP8KVD_CHECK(slots_.empty()); }

@@ -29,6 +29,7 @@ struct Sender {
   TimeUs arrived = 0;
   TimeUs staged = 0;
   TimeUs deadline = kNoDeadline;
+  bool looks_on = false;
 
   void Sign(Request* request) const;
 };

@@ -19,6 +19,7 @@ class WaitingDone final : public engine::Completion {
     is_done_.store(true, std::memory_order_release);
     is_done_.notify_one();
   }
+  bool is_done() const { return is_done_.load(std::memory_order_acquire); }
   void Wait() { is_done_.wait(false, std::memory_order_acquire); }
 
  private:
@@ -70,7 +71,9 @@ TEST_P(Threads, ConcurrentCallsAreAllAnsweredAndCounted) {
         DecodeCall call(rig.engine, 0, 0, {Step(seqs[t], i, token)});
         WaitingDone done;
         call.request.done = &done;
+        call.request.looks_on = t % 2 == 0;
         ASSERT_TRUE(call.Submit().ok());
+        while (call.request.looks_on && !done.is_done()) rig.engine->LookOn();
         done.Wait();
         ASSERT_TRUE(call.items[0].status.ok()) << call.items[0].status;
         history.push_back(token);
@@ -139,6 +142,31 @@ TEST(Callers, LeaveTheLaunchesToAThreadThatLooksOn) {
   runner.join();
   EXPECT_EQ(backend.launchers,
             (std::vector<std::thread::id>{std::this_thread::get_id(), runner_id}));
+}
+
+// Somebody looks for the end of a launch that its sender looks at no more.
+TEST(Callers, HandALaunchOverThatTheyLookedAt) {
+  WatchedBackend backend;
+  const engine::SteadyClock clock;
+  const RigOptions options;
+  auto engine = engine::Engine::Start(options.engine, options.cache, {MakeModel(ModelSpec{})},
+                                      /*incarnation=*/7, &backend, &clock);
+  ASSERT_TRUE(engine.ok());
+  ControlCall create(engine->get(), engine::ControlRequest::Op::kCreate);
+  create.request.model = 0;
+  ASSERT_TRUE(create.Submit().ok() && create.done());
+  DecodeCall call(engine->get(), 0, 0, std::vector{Step(create.request.handles[0], 0, 1)});
+  WaitingDone done;
+  call.request.done = &done;
+  call.request.looks_on = true;
+  ASSERT_TRUE(call.Submit().ok());
+  std::thread runner([&engine] { EXPECT_TRUE((*engine)->Run().ok()); });
+  (*engine)->LookAway();
+  while (backend.looks_of_others < 2) std::this_thread::yield();
+  backend.is_free = true;
+  done.Wait();
+  (*engine)->Drain();
+  runner.join();
 }
 
 // Every Submit that was taken is answered, also the one that slips in beside the drain.

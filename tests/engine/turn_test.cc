@@ -45,6 +45,33 @@ TEST(Turn, ACallersTurnNeverWaitsForTheDevice) {
   EXPECT_TRUE(call.done());
 }
 
+TEST(Turn, ASenderThatLooksOnSeesTheEndOfItsLaunch) {
+  Rig rig(CallersTakeTurns());
+  const cache::SeqHandle seq = rig.Create();
+  rig.backend.Hold();
+  DecodeCall call(rig.engine, 0, 0, {Step(seq, 0, 1)});
+  call.request.looks_on = true;
+  ASSERT_TRUE(call.Submit().ok());
+  rig.engine->LookOn();
+  EXPECT_FALSE(call.done());
+  rig.backend.Release();
+  rig.engine->LookOn();
+  EXPECT_TRUE(call.done());
+  EXPECT_EQ(call.Check(0, {1}), "");
+}
+
+TEST(Turn, LookingOnLeavesADeviceThatWorksInsideTheCallToTheEnginesThread) {
+  Rig rig;
+  const cache::SeqHandle seq = rig.Create();
+  DecodeCall call(rig.engine, 0, 0, {Step(seq, 0, 1)});
+  call.request.looks_on = true;
+  ASSERT_TRUE(call.Submit().ok());
+  rig.engine->LookOn();
+  EXPECT_FALSE(call.done());
+  rig.Settle();
+  EXPECT_TRUE(call.done());
+}
+
 TEST(Turn, ACallersTurnTakesOneSliceOfAnUpload) {
   Rig rig(CallersTakeTurns());
   const cache::SeqHandle seq = rig.Create();
