@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cc/convert.h"
+#include "proto/fp8kvd/v1/shared_lines.h"
 
 namespace fp8kvd::client {
 namespace {
@@ -40,14 +41,6 @@ uint64_t DecodeHeadBytesMax(const DecodeArgs& args) {
 
 uint32_t Load(const shm::Line& line) { return Ref(const_cast<shm::Line&>(line).value).load(); }
 void Store(shm::Line& line, uint32_t value) { Ref(line.value).store(value); }
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 template <typename T>
 absl::Span<const uint8_t> Bytes(absl::Span<const T> elements) {
@@ -328,6 +321,11 @@ absl::StatusOr<SharedCallPtr> SharedSession::Send(const SharedMessage& message, 
   auto* const ring = reinterpret_cast<shm::Request*>(memory_ + layout_.requests_at);
   ring[requests_tail_ % layout_.entries] = request;
   Store(head_->requests_tail, ++requests_tail_);
+  if (message.kind == shm::Kind::kDecode) {
+    copied_ = {.bytes = memory_ + layout_.data_at + *at,
+               .size = request.reply_at - *at,
+               .requests_tail = requests_tail_};
+  }
   if (Load(head_->server_sleeps) != 0 && Ref(head_->server_sleeps.value).exchange(0) != 0) {
     const char bell = 0;
     (void)send(socket_, &bell, sizeof(bell), MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -353,8 +351,9 @@ bool SharedSession::Await(std::unique_lock<std::mutex>& lock, Time until, const 
 
 void SharedSession::Lead(std::unique_lock<std::mutex>& lock, Time until) {
   has_leader_ = true;
+  const Copied copied = std::exchange(copied_, {});
   lock.unlock();
-  const bool has_replies = LookForReplies(until);
+  const bool has_replies = LookForReplies(until, copied);
   lock.lock();
   if (has_replies) TakeReplies(lock);
   if (is_broken()) BreakAll();
@@ -362,12 +361,16 @@ void SharedSession::Lead(std::unique_lock<std::mutex>& lock, Time until) {
   if (waiters_ > 0) changed_.notify_all();
 }
 
-bool SharedSession::LookForReplies(Time until) {
+bool SharedSession::LookForReplies(Time until, Copied copied) {
   const Time begin = std::chrono::steady_clock::now();
   const Time spin_until = std::min(until, begin + std::chrono::microseconds(spin_us_));
   while (RepliesTail() == replies_head_) {
     if (std::chrono::steady_clock::now() < spin_until) {
-      Pause();
+      if (copied.size > 0 && Load(head_->requests_head) == copied.requests_tail) {
+        shm::OwnLines(copied.bytes, copied.size);
+        copied.size = 0;
+      }
+      shm::Pause();
       continue;
     }
     Store(head_->client_sleeps, 1);

@@ -116,10 +116,18 @@ class SharedSession {
  private:
   SharedSession(int socket, const shm::Welcome& layout, uint8_t* memory, int64_t spin_us);
 
+  // Where a decode's rows were copied to: the next one's go to the same place, when this one has
+  // its reply, so whoever waits for that makes the lines its own again.
+  struct Copied {
+    const uint8_t* bytes = nullptr;
+    uint64_t size = 0;
+    uint32_t requests_tail = 0;  // the server has read them when it has taken so many
+  };
+
   template <typename Ready>
   bool Await(std::unique_lock<std::mutex>& lock, Time until, const Ready& ready);
   void Lead(std::unique_lock<std::mutex>& lock, Time until);
-  bool LookForReplies(Time until);
+  bool LookForReplies(Time until, Copied copied);
   bool HearSocket(Time until);
   void TakeReplies(std::unique_lock<std::mutex>& lock);
   void Convert(const shm::Reply& reply, SharedCall* call) const;
@@ -145,6 +153,7 @@ class SharedSession {
   Arena arena_;
   uint64_t last_tag_ = 0;
   uint32_t requests_tail_ = 0;
+  Copied copied_;              // of the latest decode
   uint32_t replies_head_ = 0;  // written by the leader
   uint32_t outstanding_ = 0;   // entries that are taken: no more than the ring has
   std::unordered_map<uint64_t, SharedCallPtr> calls_;  // by tag

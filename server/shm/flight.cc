@@ -81,16 +81,27 @@ absl::Status DecodeFlight::Load(const Taken& taken, const Rooms& rooms) {
 
 absl::Status DecodeFlight::Submit() {
   is_running_ = true;  // before Submit, which may come to Done
-  absl::Status status = spread_.Submit(SenderWith(message_.timeout_ms()));
+  engine::Sender sender = SenderWith(message_.timeout_ms());
+  sender.looks_on = parts().spin_us > 0;
+  if (sender.looks_on) {
+    for (const engine::DecodePart* const part : message_.parts()) loop()->Watch(part->device);
+  }
+  absl::Status status = spread_.Submit(sender);
   if (status.ok()) return status;
-  is_running_ = false;
+  NoteEnd();
   retry_after_ms_ = spread_.retry_after_ms();
   spread_.Release();
   return status;
 }
 
-void DecodeFlight::OnPosted() {
+void DecodeFlight::NoteEnd() {
   is_running_ = false;
+  if (parts().spin_us == 0) return;
+  for (const engine::DecodePart* const part : message_.parts()) loop()->Unwatch(part->device);
+}
+
+void DecodeFlight::OnPosted() {
+  NoteEnd();
   session()->OnDone(this);
 }
 

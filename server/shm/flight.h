@@ -68,6 +68,7 @@ class Flight : public engine::Completion, public Loop::Posted {
   Session* session() const { return session_; }
   // Copies the head, where nobody writes any more.
   translate::Piece CopyHead(const Taken& taken, const Rooms& rooms);
+  Loop* loop() const { return loop_; }
   // What the engines have to know of it besides the message; it is staged now.
   engine::Sender SenderWith(uint32_t timeout_ms);
 
@@ -94,6 +95,8 @@ class DecodeFlight final : public Flight {
   bool is_running() const { return is_running_; }
 
  private:
+  void NoteEnd();
+
   translate::DecodeMessage message_;
   engine::DecodeSpread spread_;
   bool is_running_ = false;

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "config/base/check.h"
-#include "server/shm/pause.h"
+#include "proto/fp8kvd/v1/shared_lines.h"
 #include "server/shm/session.h"
 
 namespace fp8kvd::shm {
@@ -24,7 +24,10 @@ constexpr int kEventsMax = 64;
 }  // namespace
 
 Loop::Loop(const Parts* parts)
-    : parts_(parts), epoll_(epoll_create1(EPOLL_CLOEXEC)), bell_(eventfd(0, EFD_CLOEXEC)) {
+    : parts_(parts),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      bell_(eventfd(0, EFD_CLOEXEC)),
+      watched_(parts->fleet->devices()) {
   FP8KVD_CHECK(epoll_ >= 0 && bell_ >= 0);
   epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
   FP8KVD_CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, bell_, &event) == 0);
@@ -88,9 +91,16 @@ void Loop::Run() {
 }
 
 bool Loop::Turn() {
+  LookOn();
   bool has_worked = TakePosted();
   for (const std::unique_ptr<Session>& session : sessions_) has_worked |= session->Work();
   return has_worked;
+}
+
+void Loop::LookOn() {
+  for (size_t device = 0; device < watched_.size(); ++device) {
+    if (watched_[device] > 0) parts_->fleet->Of(static_cast<int32_t>(device)).LookOn();
+  }
 }
 
 bool Loop::TakePosted() {
@@ -113,6 +123,9 @@ bool Loop::TakePosted() {
 
 void Loop::Sleep() {
   Tidy();
+  for (size_t device = 0; device < watched_.size(); ++device) {
+    if (watched_[device] > 0) parts_->fleet->Of(static_cast<int32_t>(device)).LookAway();
+  }
   for (const std::unique_ptr<Session>& session : sessions_) session->Sleep();
   is_asleep_.store(true);
   const auto has_work = [](const auto& session) { return session->HasWork(); };

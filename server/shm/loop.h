@@ -59,6 +59,9 @@ class Loop {
 
   void Adopt(std::unique_ptr<Session> session);
   void Post(Posted* posted);
+  // On its thread: a request of this device has been sent, of one that looks on; it is answered.
+  void Watch(int32_t device) { ++watched_[static_cast<size_t>(device)]; }
+  void Unwatch(int32_t device) { --watched_[static_cast<size_t>(device)]; }
   // On its thread: nothing is heard of this session's socket any more.
   void Forget(int socket) const;
   // Sessions end when nothing of theirs is in flight.
@@ -74,6 +77,7 @@ class Loop {
 
   void Run();
   bool Turn();
+  void LookOn();
   bool TakePosted();
   void TakeAdopted();
   void Tidy();
@@ -91,6 +95,7 @@ class Loop {
   std::mutex mutex_;
   std::vector<std::unique_ptr<Session>> adopted_;  // guarded by mutex_
   std::vector<std::unique_ptr<Session>> sessions_;
+  std::vector<int32_t> watched_;  // by device: requests under way that the engine's turns look for
   std::thread thread_;
 };
 

@@ -52,9 +52,10 @@ absl::StatusOr<bool> Ring::Take(Request* request) {
   CopyOnce(&requests_[requests_head_ % entries_], request);
   if (absl::Status status = Check(*request); !status.ok()) return status;
   ++requests_head_;
-  Store(head_->requests_head, requests_head_);
   return true;
 }
+
+void Ring::PublishTaken() { Store(head_->requests_head, requests_head_); }
 
 absl::Status Ring::Check(const Request& request) const {
   if (request.kind != Kind::kDecode && request.kind != Kind::kAppend) {

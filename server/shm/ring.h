@@ -27,6 +27,8 @@ class Ring {
 
   // True: *request was taken. False: there is none.
   absl::StatusOr<bool> Take(Request* request);
+  // Makes visible that they were.
+  void PublishTaken();
   // Whether Take would do something.
   bool HasWork() const;
 

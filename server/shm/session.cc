@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "config/base/check.h"
+#include "proto/fp8kvd/v1/shared_lines.h"
 #include "server/shm/packets.h"
 #include "server/shm/quota.h"
 
@@ -46,6 +47,7 @@ bool Session::Work() {
     taken.arrived = loop_->parts().clock->NowUs();
     ++inflight_;
     Begin(taken);
+    ring_.PublishTaken();
     has_worked = true;
   }
   has_worked |= ContinueAppends();
@@ -89,7 +91,8 @@ void Session::BeginDecode(const Taken& taken) {
   const Rooms rooms = RoomsOf(taken.request);
   absl::Status status = flight->Load(taken, rooms);
   if (status.ok()) status = flight->Submit();
-  if (status.ok()) return;
+  // While the device works: the client has read the reply that was there before.
+  if (status.ok()) return OwnLines(rooms.reply.data(), rooms.reply.size());
   Put(taken, AnswerError(status, flight->retry_after_ms(), rooms.reply));
   idle_decodes_.push_back(flight);
 }

@@ -71,7 +71,7 @@ struct alignas(128) Line {
 
 struct Head {
   Line requests_tail;  // client's: written so far
-  Line requests_head;  // server's: taken so far
+  Line requests_head;  // server's: taken so far; of a decode the rows are read by then, too
   Line replies_tail;   // server's
   Line replies_head;   // client's
   Line server_sleeps;  // 1: ring the server's bell; who rings it puts 0
