@@ -233,19 +233,22 @@ double Gpu::DecodeUs(const Shape& shape, const Variant& variant) {
   const DecodeKernel* kernel =
       FindDecodeKernel(variant.sm, shape.precision, shape.head_dim, shape.q_len * group);
   const auto count = static_cast<int32_t>(problem.rows.size());
-  const LaunchWork work = WorkOfRows(problem.rows, group, kernel->grain, variant.batch_invariant);
-  const LaunchShape launch_shape = ShapeFor(*kernel, limits_, count, work);
-  if (variant.batch_invariant &&
-      work.items * PieceFloats(kernel->grain.columns, shape.head_dim) * 4 > kPiecesBytes) {
+  // The rows that are cut into items (longest first), then those whose pairs are alone.
+  const std::span<const DecodeRow> rows = problem.rows;
+  const auto is_cut = [&](const DecodeRow& row) {
+    return variant.batch_invariant && PairsAlone(*kernel, row, group) == 0;
+  };
+  const int64_t cut = std::ranges::find_if_not(rows, is_cut) - rows.begin();
+  const LaunchWork cut_work = WorkOfRows(rows.first(cut), group, kernel->grain, true);
+  const LaunchWork whole_work = WorkOfRows(rows.subspan(cut), group, kernel->grain, false);
+  if (cut_work.items * PieceFloats(kernel->grain.columns, shape.head_dim) * 4 > kPiecesBytes) {
     std::fprintf(stderr, "a batch_invariant cell needs more room for pieces\n");
     std::abort();
   }
   DecodeArgs args = workspace_;
-  args.rows_count = count;
   args.group = group;
   args.group_inverse = GroupInverse(group);
   args.out_type = OutType::kBf16;
-  args.batch_invariant = variant.batch_invariant;
   args.cache = variant.with_append ? CacheState::kBelowQueries : CacheState::kSettled;
   const int32_t launches = std::max(20, problem.copies);
   return MedianUs(launches, [&](int32_t i) {
@@ -259,12 +262,23 @@ double Gpu::DecodeUs(const Shape& shape, const Variant& variant) {
            "appending");
     }
     args.rows = problem.device_rows + first;
-    Must(kernel->launch(args, launch_shape, stream_), "decoding");
-    if (variant.batch_invariant) {
+    args.rows_count = static_cast<int32_t>(cut);
+    args.batch_invariant = true;
+    if (cut > 0) {
+      const LaunchShape items = ShapeFor(*kernel, limits_, args.rows_count, cut_work);
+      Must(kernel->launch(args, items, stream_), "decoding");
       Must(LaunchMerge(args, shape.precision, shape.head_dim, kernel->grain,
                        shape.q_len * shape.q_heads, stream_),
            "merging");
     }
+    args.rows += cut;
+    args.rows_count = count - static_cast<int32_t>(cut);
+    args.batch_invariant = false;
+    if (args.rows_count == 0) return;
+    const LaunchShape whole = variant.batch_invariant
+                                  ? ShapeOfPairsAlone(*kernel, limits_, whole_work)
+                                  : ShapeFor(*kernel, limits_, args.rows_count, whole_work);
+    Must(kernel->launch(args, whole, stream_), "decoding");
   });
 }
 

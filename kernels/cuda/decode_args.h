@@ -39,7 +39,7 @@ struct DecodeArgs {
   int32_t group;
   int32_t group_inverse;  // GroupInverse(group)
   OutType out_type;
-  bool batch_invariant;
+  bool batch_invariant;  // items are cut as the row alone says, and leave pieces
   CacheState cache;
 
   // Workspace of one launch at a time.

@@ -1,6 +1,7 @@
 #include "kernels/cuda/decode_launches.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "config/base/limits.h"
@@ -89,32 +90,52 @@ absl::Status DecodeLaunches::Run(absl::Span<const DecodeRow> rows, const DecodeP
     for (const DecodeRow& row : rows) columns_max = std::max(columns_max, row.q_len * params.group);
     return DecodeRows(rows, params, *kernel_for(columns_max), path, may_mark);
   }
-  // Which kernel a row gets must follow from the row alone, so there is a launch for each.
   for (const DecodeKernel& kernel : DecodeTable()) {
-    sorted_rows_.clear();
-    for (const DecodeRow& row : rows) {
-      if (kernel_for(row.q_len * params.group) == &kernel) sorted_rows_.push_back(row);
-    }
-    const absl::Status status = DecodeRows(sorted_rows_, params, kernel, path, /*may_mark=*/false);
-    if (!status.ok()) return status;
+    if (kernel_for(kernel.grain.columns) != &kernel) continue;
+    if (absl::Status status = RunInvariant(rows, params, kernel, path); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-int64_t DecodeLaunches::ItemsMax(const DecodeKernel& kernel, bool batch_invariant) const {
-  return batch_invariant ? piece_floats_ / PieceFloats(kernel.grain.columns, kernel.head_dim)
-                         : kLaunchUnitsMax;
+absl::Status DecodeLaunches::RunInvariant(absl::Span<const DecodeRow> rows,
+                                          const DecodeParams& params, const DecodeKernel& kernel,
+                                          StepPath path) {
+  constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
+  const auto pairs_of = [&](const DecodeRow& row) {
+    const bool is_ours = FindDecodeKernel(sm_, params.precision, params.head_dim,
+                                          row.q_len * params.group) == &kernel;
+    return is_ours ? PairsAlone(kernel, row, params.group) : kNone;
+  };
+  for (int32_t pairs = -1;;) {
+    int32_t next = kNone;  // the least above `pairs`
+    for (const DecodeRow& row : rows) {
+      const int32_t of_row = pairs_of(row);
+      if (of_row > pairs) next = std::min(next, of_row);
+    }
+    if (next == kNone) return absl::OkStatus();
+    pairs = next;
+    sorted_rows_.clear();
+    for (const DecodeRow& row : rows) {
+      if (pairs_of(row) == pairs) sorted_rows_.push_back(row);
+    }
+    const absl::Status status = DecodeRows(sorted_rows_, params, kernel, path, /*may_mark=*/false);
+    if (!status.ok()) return status;
+  }
+}
+
+int64_t DecodeLaunches::ItemsMax(const DecodeKernel& kernel, bool cut) const {
+  return cut ? piece_floats_ / PieceFloats(kernel.grain.columns, kernel.head_dim) : kLaunchUnitsMax;
 }
 
 int64_t DecodeLaunches::RowsOfLaunch(absl::Span<const DecodeRow> rows, const DecodeParams& params,
-                                     const DecodeKernel& kernel) const {
-  const int64_t items_max = ItemsMax(kernel, params.batch_invariant);
+                                     const DecodeKernel& kernel, bool cut) const {
+  const int64_t items_max = ItemsMax(kernel, cut);
   int64_t units = 0;
   int64_t items = 0;
   int64_t count = 0;
   for (const DecodeRow& row : rows.subspan(0, kItemsMax)) {
-    const LaunchWork work = WorkOfRows(absl::MakeConstSpan(&row, 1), params.group, kernel.grain,
-                                       params.batch_invariant);
+    const LaunchWork work =
+        WorkOfRows(absl::MakeConstSpan(&row, 1), params.group, kernel.grain, cut);
     units += work.units;
     items += work.items;
     if (count > 0 && (units > kLaunchUnitsMax || items > items_max)) break;
@@ -126,10 +147,14 @@ int64_t DecodeLaunches::RowsOfLaunch(absl::Span<const DecodeRow> rows, const Dec
 absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
                                         const DecodeParams& params, const DecodeKernel& kernel,
                                         StepPath path, bool may_mark) {
+  // The same for all of batch_invariant's rows.
+  const bool alone =
+      params.batch_invariant && !rows.empty() && PairsAlone(kernel, rows.front(), params.group) > 0;
+  const bool cut = params.batch_invariant && !alone;
   const bool is_near = path == StepPath::kNear && !params.batch_invariant &&
                        kernel.grain.columns <= NearRows::kColumnsMax;
   while (!rows.empty()) {
-    const auto some = rows.subspan(0, RowsOfLaunch(rows, params, kernel));
+    const auto some = rows.subspan(0, RowsOfLaunch(rows, params, kernel, cut));
     DecodeArgs args{};
     NearRows near;
     if (is_near) {
@@ -145,21 +170,22 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
     args.group = params.group;
     args.group_inverse = GroupInverse(params.group);
     args.out_type = params.out_type;
-    args.batch_invariant = params.batch_invariant;
+    args.batch_invariant = cut;
     args.cache = writes_->StateFor(some);
     args.pieces = reinterpret_cast<float*>(pieces_.get());
     args.arrivals = reinterpret_cast<uint32_t*>(arrivals_.get());
     args.row_items = reinterpret_cast<int32_t*>(row_items_.get());
-    const LaunchWork work = WorkOfRows(some, params.group, kernel.grain, params.batch_invariant);
-    const int64_t items_max = ItemsMax(kernel, params.batch_invariant);
+    const LaunchWork work = WorkOfRows(some, params.group, kernel.grain, cut);
+    const int64_t items_max = ItemsMax(kernel, cut);
     if (work.units > kLaunchUnitsMax || work.items > items_max) {
       return absl::InvalidArgumentError("a row of " + std::to_string(work.items) +
                                         " items, one launch takes " + std::to_string(items_max) +
                                         " after WarmUp; ask for fewer query tokens at once");
     }
-    const LaunchShape shape = ShapeFor(kernel, limits_, args.rows_count, work);
+    const LaunchShape shape = alone ? ShapeOfPairsAlone(kernel, limits_, work)
+                                    : ShapeFor(kernel, limits_, args.rows_count, work);
     absl::Status status = ToStatus(kernel.launch(args, shape, stream_), "decoding");
-    if (status.ok() && params.batch_invariant) {
+    if (status.ok() && cut) {
       int32_t columns_max = 0;
       for (const DecodeRow& row : some) {
         columns_max = std::max(columns_max, row.q_len * row.kv_heads * params.group);

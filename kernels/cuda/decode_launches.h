@@ -40,11 +40,15 @@ class DecodeLaunches {
                    bool may_mark);
 
  private:
-  // Items of a launch; with batch_invariant each leaves a piece.
-  int64_t ItemsMax(const DecodeKernel& kernel, bool batch_invariant) const;
+  // What rows of batch_invariant are done with follows from each alone, so those of one kernel that
+  // have as many pairs alone (launch_shape.h) go together.
+  absl::Status RunInvariant(absl::Span<const DecodeRow> rows, const DecodeParams& params,
+                            const DecodeKernel& kernel, StepPath path);
+  // Items of a launch; with `cut` (batch_invariant, no pairs alone) each leaves a piece.
+  int64_t ItemsMax(const DecodeKernel& kernel, bool cut) const;
   // How many rows from the front one launch takes; at least one.
   int64_t RowsOfLaunch(absl::Span<const DecodeRow> rows, const DecodeParams& params,
-                       const DecodeKernel& kernel) const;
+                       const DecodeKernel& kernel, bool cut) const;
   absl::Status DecodeRows(absl::Span<const DecodeRow> rows, const DecodeParams& params,
                           const DecodeKernel& kernel, StepPath path, bool may_mark);
 

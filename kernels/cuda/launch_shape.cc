@@ -29,6 +29,10 @@ constexpr int32_t kLongPairCtas = 2;
 constexpr int32_t kStagesAlone = 16;
 constexpr int32_t kPairLateUnitsMax = 32;  // of a warp
 
+// batch_invariant: tokens up to which a pair's CTA takes no longer than the items of a pair, of at
+// most 1024 tokens, take the warps that they are handed to.
+constexpr int32_t kTokensOfPairAloneMax = 4096;
+
 int32_t StagesOf(const DecodeKernel& kernel) {
   return std::clamp(kRingBytes / kernel.unit_bytes, 2, kStagesMax);
 }
@@ -66,29 +70,9 @@ bool FillsRounds(const DecodeKernel& kernel, const DeviceLimits& device, const L
   return 10 * work.pairs >= 9 * ((work.pairs + round - 1) / round) * round;
 }
 
-// Fills in a shape that gives each pair a cluster; false when the even cut is better.
-bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchWork& work,
-                   LaunchShape& shape) {
-  if (kernel.sm != 90 || work.row_pairs == 0 || !IsUniform(work)) return false;
-  const int32_t tokens = work.items_max * kernel.grain.unit_tokens;
-  const bool many = work.pairs > device.multiprocessors;
-  if (many && kernel.precision == Precision::kFp8Kv &&
-      HandfulOfPairs(kernel, work, device.multiprocessors) > 0) {
-    return false;
-  }
-  shape.cluster = many ? 1 : CtasOfPairs(device, work, tokens);
-  shape.ctas = static_cast<int32_t>(work.pairs) * shape.cluster;
-  shape.warps = std::min(many ? kWarpsOfManyPairs : kWarps, kernel.warps_max);
-  shape.row_pairs = work.row_pairs;
-  const int32_t warp_tokens = tokens / (shape.cluster * shape.warps);
-  const bool keeps_up = kernel.precision == Precision::kBf16 && kernel.grain.columns == 8 &&
-                        shape.cluster <= kLongPairClusterMax &&
-                        9 * shape.ctas >= 4 * device.multiprocessors;
-  const bool is_long = tokens > kTokensOfManyPairsMax;
-  if (many ? is_long && !FillsRounds(kernel, device, work, tokens)
-           : warp_tokens > kTokensOfPairWarpMax && !keeps_up) {
-    return false;
-  }
+// The stages of a shape that gives each pair a cluster, whose CTAs and warps are known.
+void FitPairs(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchWork& work,
+              bool is_long, LaunchShape& shape) {
   const int32_t warp_units =
       CeilDiv(CeilDiv(work.items_max, shape.cluster), static_cast<int32_t>(shape.warps));
   // No deeper a ring than a warp has units, and where pairs are many, than lets all CTAs be there
@@ -106,7 +90,34 @@ bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const
       ++shape.stages;
     }
   }
-  shape.lets_next_late = !many && warp_units > shape.stages && warp_units <= kPairLateUnitsMax;
+  shape.lets_next_late = work.pairs <= device.multiprocessors && warp_units > shape.stages &&
+                         warp_units <= kPairLateUnitsMax;
+}
+
+// Fills in a shape that gives each pair a cluster; false when the even cut is better.
+bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchWork& work,
+                   LaunchShape& shape) {
+  if (kernel.sm != 90 || work.row_pairs == 0 || !IsUniform(work)) return false;
+  const int32_t tokens = work.items_max * kernel.grain.unit_tokens;
+  const bool many = work.pairs > device.multiprocessors;
+  if (many && kernel.precision == Precision::kFp8Kv &&
+      HandfulOfPairs(kernel, work, device.multiprocessors) > 0) {
+    return false;
+  }
+  shape.cluster = many ? 1 : CtasOfPairs(device, work, tokens);
+  shape.ctas = static_cast<int32_t>(work.pairs) * shape.cluster;
+  shape.warps = many ? kWarpsOfManyPairs : kWarps;
+  shape.row_pairs = work.row_pairs;
+  const int32_t warp_tokens = tokens / (shape.cluster * shape.warps);
+  const bool keeps_up = kernel.precision == Precision::kBf16 && kernel.grain.columns == 8 &&
+                        shape.cluster <= kLongPairClusterMax &&
+                        9 * shape.ctas >= 4 * device.multiprocessors;
+  const bool is_long = tokens > kTokensOfManyPairsMax;
+  if (many ? is_long && !FillsRounds(kernel, device, work, tokens)
+           : warp_tokens > kTokensOfPairWarpMax && !keeps_up) {
+    return false;
+  }
+  FitPairs(kernel, device, work, is_long, shape);
   return true;
 }
 
@@ -160,6 +171,23 @@ LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int
   while (!fits(device.shared_per_cta) && shape.stages > 1) --shape.stages;
   while (!fits(device.shared_per_cta) && shape.warps > 1) --shape.warps;
   shape.lets_next_late = handful == 0 && of_warp > kLateUnitsMin;
+  return shape;
+}
+
+int32_t PairsAlone(const DecodeKernel& kernel, const DecodeRow& row, int32_t group) {
+  const RowWork work = WorkOf(row, group, kernel.grain);
+  const int64_t tokens = int64_t{work.units} * kernel.grain.unit_tokens;
+  return kernel.sm == 90 && tokens <= kTokensOfPairAloneMax ? work.pairs : 0;
+}
+
+LaunchShape ShapeOfPairsAlone(const DecodeKernel& kernel, const DeviceLimits& device,
+                              const LaunchWork& work) {
+  LaunchShape shape{};
+  shape.cluster = 1;
+  shape.ctas = static_cast<int32_t>(work.pairs);
+  shape.warps = kWarpsOfManyPairs;
+  shape.row_pairs = work.row_pairs;
+  FitPairs(kernel, device, work, /*is_long=*/true, shape);
   return shape;
 }
 

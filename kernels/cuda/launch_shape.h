@@ -33,6 +33,14 @@ LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grai
 LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int32_t rows_count,
                      const LaunchWork& work);
 
+// batch_invariant: the pairs of a row whose pairs get a CTA each (ShapeOfPairsAlone), 0 where they
+// are cut into items. Follows from the row alone.
+int32_t PairsAlone(const DecodeKernel& kernel, const DecodeRow& row, int32_t group);
+// For rows of so many pairs each, work without batch_invariant. What a pair's result is made of
+// follows from the kernel and the device.
+LaunchShape ShapeOfPairsAlone(const DecodeKernel& kernel, const DeviceLimits& device,
+                              const LaunchWork& work);
+
 // Pieces, and CTAs that share them, of any shape that ShapeFor gives on this device, at most.
 int64_t ShapePiecesMax(const DeviceLimits& device);
 int32_t ShapeCtasMax(const DeviceLimits& device);

@@ -150,12 +150,13 @@ TEST(LaunchShape, FitsTheDeviceForEveryKernelAndLength) {
           const LaunchShape shape = ShapeFor(kernel, device, rows_count, work);
           EXPECT_LE(kernel.shared_bytes(rows_count, shape), device.shared_per_cta);
           EXPECT_GE(shape.warps, 1);
-          EXPECT_LE(shape.warps, kernel.warps_max);
           EXPECT_GE(shape.stages, 1);
           if (shape.cluster > 0) {
+            EXPECT_LE(shape.warps, 8);
             EXPECT_EQ(shape.ctas, work.pairs * shape.cluster);
             continue;  // leaves no pieces
           }
+          EXPECT_LE(shape.warps, kernel.warps_max);
           EXPECT_LE(PiecesNeeded(shape), ShapePiecesMax(device));
           EXPECT_LE(shape.ctas, ShapeCtasMax(device));
         }
@@ -196,6 +197,29 @@ TEST(LaunchShape, CutsWhatClustersCannotServe) {
   rows[3] = rows[2];
   rows[3].kv_heads = 6;
   EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, rows, false).cluster, 0);  // of other numbers of pairs
+}
+
+// What a pair's result is made of: its CTA's warps.
+TEST(PairsAlone, AreOfShortRowsAndTheSameInAnyBatch) {
+  for (const DecodeKernel& kernel : DecodeTable()) {
+    const DecodeRow longest = RowOf(4095, 1, 0);  // 3 KV heads
+    EXPECT_EQ(PairsAlone(kernel, longest, 8), kernel.sm == 90 ? 3 : 0);
+    EXPECT_EQ(PairsAlone(kernel, RowOf(4096, 1, 0), 8), 0);
+    if (kernel.sm != 90) continue;
+    int32_t warps = 0;
+    for (const int32_t rows_count : {1, 50, 1024}) {
+      for (const DecodeRow& row : {longest, RowOf(0, 1, 0)}) {
+        const std::vector<DecodeRow> rows(rows_count, row);
+        const LaunchWork work = WorkOfRows(rows, 8, kernel.grain, false);
+        const LaunchShape shape = ShapeOfPairsAlone(kernel, {132, 233472, 232448}, work);
+        EXPECT_LE(kernel.shared_bytes(rows_count, shape), 232448);
+        EXPECT_EQ(shape.cluster, 1);
+        EXPECT_EQ(shape.ctas, work.pairs);
+        if (warps == 0) warps = shape.warps;
+        EXPECT_EQ(shape.warps, warps);
+      }
+    }
+  }
 }
 
 // A step of rows of one token each, of 8 KV heads.
