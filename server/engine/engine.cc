@@ -26,8 +26,10 @@ int64_t MsOf(TimeUs time) { return time / 1000; }
 
 absl::Status Engine::Parts::Submit(Request* request) {
   if (absl::Status status = admission_.Offer(request); !status.ok()) return status;
-  // Who takes messages in has enough to do: a thread that looks on anyway has the launches, too.
-  if (callers_take_turns_ && !is_looking_on_.load(std::memory_order_relaxed)) {
+  // Who takes messages in has enough to do: a thread that looks on anyway has the launches, too,
+  // and an upload's slices in any case, each some 20 us that a decode of its sessions would wait.
+  if (callers_take_turns_ && request->kind != Request::Kind::kAppend &&
+      !is_looking_on_.load(std::memory_order_relaxed)) {
     TakeTurns();
   } else {
     doorbell_.Ring();

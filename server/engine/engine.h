@@ -8,8 +8,9 @@
 //   decode path once Start returned.
 // Does not manage: message bytes, sockets (server/rpc); when a process ends (server/daemon).
 // Threads: Submit, Step and stats from any thread, Run on one. A turn is one thread's at a time
-//   (turn.h). Where the device returns at once (kernels/backend.h), Submit takes the turn if it is
-//   free, and Run's thread does what is left; else only Run's thread takes turns.
+//   (turn.h). Where the device returns at once (kernels/backend.h), Submit of anything but a bulk
+//   append takes the turn if it is free, and Run's thread does what is left; else only Run's thread
+//   takes turns.
 // Errors: Submit gives RESOURCE_EXHAUSTED with the request's retry_after_ms set (the queue is
 //   full), UNAVAILABLE (draining, or the device failed).
 #pragma once
