@@ -103,6 +103,13 @@ void Loop::LookOn() {
   }
 }
 
+bool Loop::HasWork() const {
+  return posted_.load() != nullptr ||
+         std::any_of(watched_.begin(), watched_.end(), [](int32_t count) { return count > 0; }) ||
+         std::any_of(sessions_.begin(), sessions_.end(),
+                     [](const auto& session) { return session->HasWork(); });
+}
+
 bool Loop::TakePosted() {
   if (posted_.load(std::memory_order_relaxed) == nullptr) return false;
   Posted* newest = posted_.exchange(nullptr, std::memory_order_acquire);

@@ -62,6 +62,8 @@ class Loop {
   // On its thread: a request of this device has been sent, of one that looks on; it is answered.
   void Watch(int32_t device) { ++watched_[static_cast<size_t>(device)]; }
   void Unwatch(int32_t device) { --watched_[static_cast<size_t>(device)]; }
+  // On its thread: whether anything waits for its turn, but for appends that are on their way.
+  bool HasWork() const;
   // On its thread: nothing is heard of this session's socket any more.
   void Forget(int socket) const;
   // Sessions end when nothing of theirs is in flight.

@@ -51,7 +51,11 @@ bool Session::Work() {
     has_worked = true;
   }
   has_worked |= ContinueAppends();
-  if (!std::exchange(has_unpublished_, false)) return has_worked;
+  return Publish() || has_worked;
+}
+
+bool Session::Publish() {
+  if (!std::exchange(has_unpublished_, false)) return false;
   ring_.Publish();
   if (ring_.TakeClientSleeps()) Bell();
   return true;
@@ -100,6 +104,7 @@ void Session::BeginDecode(const Taken& taken) {
 void Session::OnDone(DecodeFlight* flight) {
   Put(flight->taken(), flight->Finish(RoomsOf(flight->taken().request).reply));
   idle_decodes_.push_back(flight);
+  Publish();  // the next turn of this session may come behind another one's rows
 }
 
 // Whether one that waited has got its slot.
@@ -127,11 +132,15 @@ bool Session::BeginAppend() {
   return false;
 }
 
-// The next one is copied and checked while one runs; a part in a turn, so that a decode of another
-// session waits for a part and not for a prompt. True: something was done.
+// The next one is copied and checked while one runs; a few parts in a turn, and none once anything
+// else waits, so that a decode of another session waits for a part and not for a prompt. True:
+// something was done.
 bool Session::ContinueAppends() {
   if (append_loading_ == nullptr && !BeginAppend()) return false;
-  const absl::StatusOr<bool> has_more = append_loading_->ContinueLoad();
+  absl::StatusOr<bool> has_more = append_loading_->ContinueLoad();
+  for (int i = 1; i < kPartsMax && has_more.ok() && *has_more && !loop_->HasWork(); ++i) {
+    has_more = append_loading_->ContinueLoad();
+  }
   if (has_more.ok() && *has_more) return true;
   AppendFlight* const flight = std::exchange(append_loading_, nullptr);
   if (has_more.ok()) {

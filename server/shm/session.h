@@ -49,10 +49,12 @@ class Session {
   bool is_over() const { return has_ended_ && inflight_ == 0; }
 
  private:
-  // Requests taken in one turn: then others have theirs.
+  // Requests taken in one turn, and parts of an append copied: then others have theirs.
   static constexpr int kTakeMax = 16;
+  static constexpr int kPartsMax = 4;
 
   bool HasRoom() const;
+  bool Publish();
   void Begin(const Taken& taken);
   void BeginDecode(const Taken& taken);
   bool BeginAppend();
