@@ -118,7 +118,7 @@ __device__ __forceinline__ void ClearUnseenV(uint8_t* v, int32_t lane, int2 seen
     keep[i] = (low >= seen.x && low < seen.y ? 0xFFFFU : 0U) |
               (low + 1 >= seen.x && low + 1 < seen.y ? 0xFFFF0000U : 0U);
   }
-#pragma unroll 1
+#pragma unroll
   for (int32_t d = 0; d < T::kDimTiles; ++d) {
     uint4& x = reinterpret_cast<uint4*>(v)[d * kWarpLanes + lane];
     x = {x.x & keep[0], x.y & keep[0], x.z & keep[1], x.w & keep[1]};
