@@ -203,7 +203,8 @@ absl::Status CudaBackend::WarmUp(absl::Span<const KernelShape> shapes, int32_t r
                                  int32_t q_len_max, int32_t q_heads_max) {
   FP8KVD_CHECK(rows_max <= kItemsMax);
   if (absl::Status bound = BindThread(); !bound.ok()) return bound;
-  const absl::Status status = decodes_.Prepare(shapes, q_len_max, q_heads_max, &allocations_);
+  absl::Status status = decodes_.Prepare(shapes, q_len_max, q_heads_max, &allocations_);
+  if (status.ok()) status = steps_.Prepare(shapes, &allocations_);
   if (!status.ok()) return status;
   if (warm_.pool == nullptr) {
     const auto pool = AllocPool(WarmUpMemory::kPoolBytes);

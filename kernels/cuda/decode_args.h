@@ -25,11 +25,12 @@ struct NearRows {
   DecodeRow rows[kMax];
 };
 
-// Tells the host that a launch is done: when its last CTA is, `value` is stored to `flag`.
+// Tells the host that a launch is done. Its CTAs count themselves, and the last one stores `value`
+// to the flag; or, without that round trip, each stores it to a flag of its own.
 struct DoneMark {
-  uint32_t* flag;      // pinned host memory; null: nobody asks
-  uint32_t* arrivals;  // device memory, 0 before and after
-  uint32_t value;
+  uint64_t* flags;     // pinned host memory; null: nobody asks
+  uint32_t* arrivals;  // device memory, 0 before and after; null: there is a flag for each CTA
+  uint64_t value;
 };
 
 struct DecodeArgs {

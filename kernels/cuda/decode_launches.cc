@@ -49,11 +49,6 @@ absl::Status DecodeLaunches::Prepare(absl::Span<const KernelShape> shapes, int32
       const absl::Status status =
           ToStatus(kernel.prepare(limits_.shared_per_cta), "loading a decode kernel");
       if (!status.ok()) return status;
-      if (kernel.step.launch != nullptr) {
-        const absl::Status loaded =
-            ToStatus(kernel.step.prepare(limits_.shared_per_cta), "loading a step kernel");
-        if (!loaded.ok()) return loaded;
-      }
       const int32_t blocks = CeilDiv(q_len_max * shape.group, kernel.grain.columns);
       const int64_t kv_heads = q_heads_max / shape.group;
       const int64_t pieces =
@@ -165,7 +160,6 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
       if (!at.ok()) return at.status();
       args.rows = *at;
     }
-    if (may_mark && some.size() == rows.size()) args.done = fences_->NextMark();
     args.rows_count = static_cast<int32_t>(some.size());
     args.group = params.group;
     args.group_inverse = GroupInverse(params.group);
@@ -184,6 +178,7 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
     }
     const LaunchShape shape = alone ? ShapeOfPairsAlone(kernel, limits_, work)
                                     : ShapeFor(kernel, limits_, args.rows_count, work);
+    if (may_mark && some.size() == rows.size()) args.done = fences_->NextMark(shape.ctas);
     absl::Status status = ToStatus(kernel.launch(args, shape, stream_), "decoding");
     if (status.ok() && cut) {
       int32_t columns_max = 0;
@@ -197,7 +192,7 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
     if (!status.ok()) return status;
     inputs_->LaunchQueued();
     writes_->Decode();
-    fences_->SetMarked(args.done.flag != nullptr);
+    fences_->SetMarked(args.done.flags != nullptr);
     rows.remove_prefix(some.size());
   }
   return absl::OkStatus();

@@ -38,7 +38,7 @@ constexpr DecodeKernel Sm90() {
   if constexpr (columns == kStepColumnsMax) {
     using Functions = sm90::Step<precision, head_dim>;
     step = {PairsTraits<precision, head_dim, columns>::kUnitTokens, Functions::Shared,
-            Functions::Prepare, Functions::Launch};
+            Functions::Kernel};
   }
   return Row<DecodeTraits<precision, head_dim, columns>, sm90::Decode>(90, step);
 }

@@ -14,21 +14,23 @@ absl::Status Fences::Init() {
         ToStatus(cudaEventCreateWithFlags(&fence.event, cudaEventDisableTiming), "making an event");
     if (!status.ok()) return status;
   }
+  auto flags = AllocPinned(kFlags * int64_t{sizeof(uint64_t)});
+  if (!flags.ok()) return flags.status();
+  flags_ = *std::move(flags);
   constexpr int64_t kLine = 128;  // a word alone in its line
-  auto flag = AllocPinned(kLine);
-  if (!flag.ok()) return flag.status();
-  flag_ = *std::move(flag);
   auto arrivals = AllocDevice(kLine);
   if (!arrivals.ok()) return arrivals.status();
   arrivals_ = *std::move(arrivals);
   return absl::OkStatus();
 }
 
-DoneMark Fences::NextMark() {
-  auto* arrivals = reinterpret_cast<uint32_t*>(arrivals_.get());
+DoneMark Fences::NextMark(int32_t ctas) {
   if (marks_given_ > taken_) return {};
   marks_given_ = taken_ + 1;
-  return {reinterpret_cast<uint32_t*>(flag_.get()), arrivals, static_cast<uint32_t>(marks_given_)};
+  const bool has_each = ctas <= kFlags;
+  mark_flags_ = has_each ? ctas : 1;
+  return {reinterpret_cast<uint64_t*>(flags_.get()),
+          has_each ? nullptr : reinterpret_cast<uint32_t*>(arrivals_.get()), marks_given_};
 }
 
 absl::StatusOr<FenceId> Fences::Take(cudaStream_t stream) {
@@ -39,8 +41,8 @@ absl::StatusOr<FenceId> Fences::Take(cudaStream_t stream) {
   }
   Fence& fence = fences_[id % kFences];
   fence.stream = stream;
-  fence.is_flag = is_marked_ && marks_given_ == id;
-  if (!fence.is_flag) {
+  fence.flags = is_marked_ && marks_given_ == id ? mark_flags_ : 0;
+  if (fence.flags == 0) {
     const absl::Status status = ToStatus(cudaEventRecord(fence.event, stream), "setting a fence");
     if (!status.ok()) return status;
   }
@@ -54,6 +56,18 @@ absl::StatusOr<bool> Fences::Passed(FenceId fence) {
     const absl::StatusOr<bool> passed = HasPassed(passed_ + 1);
     if (!passed.ok() || !*passed) return passed;
     ++passed_;
+    flags_up_ = 0;
+  }
+  return true;
+}
+
+// A flag that a later fence has raised was up for this one, since launches end in their order.
+bool Fences::AreFlagsUp(uint64_t id) {
+  const auto* flags = reinterpret_cast<const uint64_t*>(flags_.get());
+  const int32_t count = fences_[id % kFences].flags;
+  while (flags_up_ < count) {
+    if (__atomic_load_n(flags + flags_up_, __ATOMIC_ACQUIRE) < id) return false;
+    ++flags_up_;
   }
   return true;
 }
@@ -61,10 +75,8 @@ absl::StatusOr<bool> Fences::Passed(FenceId fence) {
 absl::StatusOr<bool> Fences::HasPassed(uint64_t id) {
   const Fence& fence = fences_[id % kFences];
   cudaError_t error = cudaErrorNotReady;
-  if (fence.is_flag) {
-    const auto* flag = reinterpret_cast<const uint32_t*>(flag_.get());
-    const uint32_t reached = __atomic_load_n(flag, __ATOMIC_ACQUIRE);
-    if (static_cast<int32_t>(reached - static_cast<uint32_t>(id)) >= 0) return true;
+  if (fence.flags > 0) {
+    if (AreFlagsUp(id)) return true;
     if (++polls_ % kPollsOfFlag != 0) return false;
     error = cudaStreamQuery(fence.stream);
     if (error == cudaSuccess) return false;  // the word is on its way: the next look finds it

@@ -15,10 +15,14 @@ struct StepRow {
   const uint16_t* v;  // as k; both null: there is nothing to append
 };
 
-// Rows that travel with the launch itself.
+// Rows that travel with the launch itself. A launch costs by their bytes, so there is a kernel for
+// each of these numbers.
+inline constexpr int32_t kStepRowsMax = 16;
+inline constexpr int32_t kStepRowsOf[] = {1, 8, kStepRowsMax};
+
+template <int32_t kRows>
 struct NearStepRows {
-  static constexpr int32_t kMax = 16;
-  StepRow rows[kMax];
+  StepRow rows[kRows];
 };
 
 struct StepArgs {
@@ -31,16 +35,13 @@ struct StepArgs {
 // Query columns of a pair that there is a step kernel for, at most.
 inline constexpr int32_t kStepColumnsMax = 8;
 
-using StepLauncher = cudaError_t (*)(const StepArgs& args, const NearStepRows& rows,
-                                     const LaunchShape& shape, cudaStream_t stream);
-using StepSharedBytes = int32_t (*)(const LaunchShape& shape);
-
-// The step kernel of a precision and head_dim by what the host needs of it; launch null: none.
+// The kernel of a precision and head_dim by what the host needs of it; kernel null: there is none.
 struct StepFunctions {
   int32_t unit_tokens;
-  StepSharedBytes shared_bytes;
-  DecodePreparer prepare;
-  StepLauncher launch;
+  int32_t (*shared_bytes)(const LaunchShape& shape);  // of a CTA
+  // The kernel for so many rows, as the runtime knows it. Its grid is x a cluster of shape.cluster
+  // for each KV head, y the rows; its parameters are StepArgs, NearStepRows and the stages.
+  const void* (*kernel)(int32_t rows);
 };
 
 }  // namespace fp8kvd::kernels::cuda

@@ -1,6 +1,8 @@
 #include "kernels/cuda/step_launches.h"
 
 #include <algorithm>
+#include <bit>
+#include <utility>
 
 #include "config/base/limits.h"
 #include "kernels/cuda/decode_table.h"
@@ -8,6 +10,8 @@
 
 namespace fp8kvd::kernels::cuda {
 namespace {
+
+constexpr int32_t kWarpThreads = 32;
 
 // Whether rows are of one query token, each append is the token of one of them, in their order, and
 // no other row may see it.
@@ -26,17 +30,22 @@ bool IsStep(absl::Span<const DecodeRow> rows, absl::Span<const AppendRow> append
   return std::adjacent_find(places.begin(), places.end()) == places.end();
 }
 
-// Rows with their appends, which are taken from the front.
-NearStepRows Near(absl::Span<const DecodeRow> rows, absl::Span<const AppendRow>& appends) {
-  NearStepRows near;
-  StepRow* to = near.rows;
-  for (const DecodeRow& row : rows) {
-    const bool appends_too = !appends.empty() && IsOf(appends.front(), row);
-    *to++ = {row, appends_too ? appends.front().k : nullptr,
-             appends_too ? appends.front().v : nullptr};
-    if (appends_too) appends.remove_prefix(1);
-  }
-  return near;
+// A launch that may begin while the one before it ends, as LaunchAfterPrevious in any/launch.h.
+cudaError_t LaunchAfterPrevious(const KernelLaunch& launch, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = launch.cluster;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = launch.grid;
+  config.blockDim = dim3(launch.threads);
+  config.dynamicSmemBytes = launch.shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = launch.cluster > 1 ? 2 : 1;
+  return cudaLaunchKernelExC(&config, launch.kernel, launch.params);
 }
 
 }  // namespace
@@ -48,32 +57,107 @@ void StepLaunches::Init(int32_t sm, const DeviceLimits& limits, cudaStream_t str
   places_.reserve(kItemsMax);
 }
 
+absl::Status StepLaunches::Prepare(absl::Span<const KernelShape> shapes, int64_t* allocations) {
+  for (const KernelShape& shape : shapes) {
+    const DecodeKernel* kernel = FindDecodeKernel(sm_, shape.precision, shape.head_dim, 1);
+    if (kernel == nullptr || kernel->step.kernel == nullptr) continue;
+    const bool is_known = std::any_of(prepared_.begin(), prepared_.end(),
+                                      [&](const auto& one) { return one->kernel == kernel; });
+    if (is_known) continue;
+    if (absl::Status status = PrepareKernel(*kernel, allocations); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepLaunches::PrepareKernel(const DecodeKernel& kernel, int64_t* allocations) {
+  for (const int32_t rows : kStepRowsOf) {
+    const absl::Status status = ToStatus(
+        cudaFuncSetAttribute(kernel.step.kernel(rows), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             limits_.shared_per_cta),
+        "loading a step kernel");
+    if (!status.ok()) return status;
+  }
+  auto prepared = std::make_unique<Prepared>();
+  prepared->kernel = &kernel;
+  StepArgs args{};
+  int32_t stages = 0;
+  void* params[] = {&args, &near_, &stages};
+  for (int32_t rows = 1; rows <= kGraphRowsMax; ++rows) {
+    for (int32_t i = 0; i < kClusters; ++i) {
+      const int32_t cluster = 1 << i;
+      const KernelLaunch launch = {
+          kernel.step.kernel(rows), dim3(cluster), kWarpThreads, cluster, 0, params};
+      const absl::Status status =
+          ToStatus(prepared->graphs[rows - 1][i].Init(launch), "making a graph of a step");
+      if (!status.ok()) return status;
+    }
+  }
+  prepared_.push_back(std::move(prepared));
+  ++*allocations;
+  return absl::OkStatus();
+}
+
+StepLaunches::Prepared* StepLaunches::Find(const DecodeParams& params) {
+  const DecodeKernel* kernel =
+      FindDecodeKernel(sm_, params.precision, params.head_dim, params.group);
+  for (const auto& prepared : prepared_) {
+    if (prepared->kernel == kernel) return prepared.get();
+  }
+  return nullptr;
+}
+
+absl::Status StepLaunches::Launch(Prepared& prepared, absl::Span<const DecodeRow> rows,
+                                  absl::Span<const AppendRow>& appends, const LaunchShape& shape,
+                                  const StepArgs& args, bool as_graph) {
+  const StepFunctions& step = prepared.kernel->step;
+  StepRow* to = near_.rows;
+  for (const DecodeRow& row : rows) {
+    const bool appends_too = !appends.empty() && IsOf(appends.front(), row);
+    *to++ = {row, appends_too ? appends.front().k : nullptr,
+             appends_too ? appends.front().v : nullptr};
+    if (appends_too) appends.remove_prefix(1);
+  }
+  const auto count = static_cast<int32_t>(rows.size());
+  int32_t stages = shape.stages;
+  void* params[] = {const_cast<StepArgs*>(&args), &near_, &stages};
+  const KernelLaunch launch = {
+      step.kernel(count),         dim3(shape.row_pairs * shape.cluster, count),
+      shape.warps * kWarpThreads, shape.cluster,
+      step.shared_bytes(shape),   params};
+  if (!as_graph) return ToStatus(LaunchAfterPrevious(launch, stream_), "a step");
+  const auto cluster = static_cast<uint32_t>(shape.cluster);
+  KernelGraph& graph = prepared.graphs[count - 1][std::countr_zero(cluster)];
+  return ToStatus(graph.Launch(launch, stream_), "a step as a graph");
+}
+
 absl::StatusOr<bool> StepLaunches::Run(absl::Span<const DecodeRow> rows,
                                        const DecodeParams& params) {
   const absl::Span<const AppendRow> appends = inputs_->Kept();
-  const DecodeKernel* kernel =
-      FindDecodeKernel(sm_, params.precision, params.head_dim, params.group);
-  if (kernel == nullptr || kernel->step.launch == nullptr || params.batch_invariant ||
-      !IsStep(rows, appends, places_)) {
+  Prepared* const prepared = Find(params);
+  if (prepared == nullptr || params.batch_invariant || !IsStep(rows, appends, places_)) {
     return false;
   }
-  const Grain grain = {kernel->step.unit_tokens, kernel->grain.columns};
+  const DecodeKernel& kernel = *prepared->kernel;
+  const Grain grain = {kernel.step.unit_tokens, kernel.grain.columns};
   const LaunchWork work = WorkOfRows(rows, params.group, grain, /*batch_invariant=*/false);
   LaunchShape shape{};
-  if (!StepShapeFor(*kernel, limits_, work, shape)) return false;
+  if (!StepShapeFor(kernel, limits_, work, shape)) return false;
+  const bool as_graph = rows.size() <= kGraphRowsMax && fences_->AllPassed();
   StepArgs args{};
   args.decode.group = params.group;
   args.decode.group_inverse = GroupInverse(params.group);
   args.decode.out_type = params.out_type;
-  args.decode.cache = writes_->StateFor(rows);
+  args.decode.cache = as_graph ? CacheState::kSettled : writes_->StateFor(rows);
   absl::Span<const AppendRow> left = appends;
   while (!rows.empty()) {
-    const auto some = rows.subspan(0, NearStepRows::kMax);
+    const auto some = rows.subspan(0, kStepRowsMax);
     rows.remove_prefix(some.size());
-    if (rows.empty()) args.decode.done = fences_->NextMark();
-    args.decode.rows_count = static_cast<int32_t>(some.size());
-    const absl::Status status =
-        ToStatus(kernel->step.launch(args, Near(some, left), shape, stream_), "a step");
+    const auto count = static_cast<int32_t>(some.size());
+    if (rows.empty()) {
+      args.decode.done = fences_->NextMark(count * shape.row_pairs * shape.cluster);
+    }
+    args.decode.rows_count = count;
+    const absl::Status status = Launch(*prepared, some, left, shape, args, as_graph);
     if (!status.ok()) return status;
     args.is_later_part = true;
     args.decode.cache = CacheState::kSettled;
@@ -81,7 +165,7 @@ absl::StatusOr<bool> StepLaunches::Run(absl::Span<const DecodeRow> rows,
   writes_->Decode();
   writes_->Append(appends);
   inputs_->TakeKept();
-  fences_->SetMarked(args.decode.done.flag != nullptr);
+  fences_->SetMarked(args.decode.done.flags != nullptr);
   return true;
 }
 

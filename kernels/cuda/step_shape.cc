@@ -31,7 +31,7 @@ int32_t ClusterOf(const DeviceLimits& device, int64_t pairs, int32_t tokens) {
 
 bool StepShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchWork& work,
                   LaunchShape& shape) {
-  if (kernel.step.launch == nullptr || work.row_pairs == 0) return false;
+  if (kernel.step.kernel == nullptr || work.row_pairs == 0) return false;
   const int32_t unit_tokens = kernel.step.unit_tokens;
   shape = LaunchShape{};
   shape.row_pairs = work.row_pairs;

@@ -1,5 +1,5 @@
 // kernels/cuda/any/near_and_done.cuh: the two ends of a decode launch that the host is waiting for:
-// rows that came with it, and the word that says it is done.
+// rows that came with it, and the words that say it is done.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,23 @@ inline NearRows NearRowsOf(const DecodeArgs& args) {
   return args.near != nullptr ? *args.near : NearRows{};
 }
 
-// Every thread of every CTA calls it once, after its last store. Whoever sees the flag sees all
-// that the launch stored.
+// Every thread of every CTA calls it once, after its last store. Whoever sees the flag, or all of
+// them, sees all that the launch stored.
 __device__ __forceinline__ void SignalDone(const DoneMark& done) {
-  if (done.flag == nullptr) return;
+  if (done.flags == nullptr) return;
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence_system();
-  const uint32_t others = gridDim.x * gridDim.y * gridDim.z - 1;
-  // Counts to 0 again by itself.
-  if (atomicInc(done.arrivals, others) != others) return;
-  __threadfence_system();
-  *static_cast<volatile uint32_t*>(done.flag) = done.value;
+  uint64_t* flag = done.flags;
+  if (done.arrivals == nullptr) {
+    flag += blockIdx.x + gridDim.x * blockIdx.y;
+  } else {
+    const uint32_t others = gridDim.x * gridDim.y * gridDim.z - 1;
+    // Counts to 0 again by itself.
+    if (atomicInc(done.arrivals, others) != others) return;
+    __threadfence_system();
+  }
+  *static_cast<volatile uint64_t*>(flag) = done.value;
 }
 
 }  // namespace fp8kvd::kernels::cuda

@@ -235,8 +235,8 @@ bool StepShapeOf(const DecodeKernel& kernel, int32_t rows_count, int32_t tokens,
 
 TEST(StepShape, FitsTheDeviceAndIsMadeOfPowersOfTwo) {
   for (const DecodeKernel& kernel : DecodeTable()) {
-    EXPECT_EQ(kernel.step.launch != nullptr, kernel.sm == 90 && kernel.grain.columns == 8);
-    if (kernel.step.launch == nullptr) continue;
+    EXPECT_EQ(kernel.step.kernel != nullptr, kernel.sm == 90 && kernel.grain.columns == 8);
+    if (kernel.step.kernel == nullptr) continue;
     for (const int32_t tokens : {1, 77, 1024, 4096}) {
       for (const int32_t rows_count : {1, 2, 8, 64, 1024}) {
         LaunchShape shape{};

@@ -88,7 +88,8 @@ __device__ __forceinline__ void MakeInbox(uint8_t* shared, const PairsLayout& la
   __syncwarp();
 }
 
-// Joins the pieces of this CTA's warps, and those of the cluster's CTAs, into the output.
+// Joins the pieces of this CTA's warps, and those of the cluster's CTAs, into the output. All CTAs
+// of the cluster have started.
 template <class T>
 __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow& row,
                                          const Pair& pair, int32_t pieces, uint8_t* shared,
@@ -114,7 +115,6 @@ __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow
     constexpr int32_t kEntryBytes = sizeof(float4) + sizeof(float2);
     BulkRing::Expect(mine * cluster * kEntryBytes, inbox_full);
   }
-  WaitForCluster();  // all CTAs have started
   for (int32_t i = threadIdx.x; i < fours; i += blockDim.x) {
     const Merged merged = MergeWarps<T>(pieces, i, shared, layout);
     const int32_t to = share.CtaOf(i);
@@ -190,6 +190,7 @@ __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_p
     __syncwarp();  // the ring is free
     WritePiece<T>(acc, lane, reinterpret_cast<float*>(ring));
   }
+  if (cluster > 1) WaitForCluster();
   JoinPair<T>(args, row, pair, min(cta_units, warps), shared, layout);
 }
 

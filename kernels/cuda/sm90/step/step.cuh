@@ -1,4 +1,4 @@
-// kernels/cuda/sm90/step/step.cuh: the step kernel and its launcher. What sm90/decode/pairs.cuh
+// kernels/cuda/sm90/step/step.cuh: the step kernel. What sm90/decode/pairs.cuh
 // does, and before it: each cluster fetches its pair's query over the bus, and the warp that has
 // the pair's last unit quantises the new token and puts it there and into its page.
 //
@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/any/append_token.cuh"
-#include "kernels/cuda/any/launch.h"
 #include "kernels/cuda/any/near_and_done.cuh"
 #include "kernels/cuda/sm90/decode/pairs.cuh"
 #include "kernels/cuda/sm90/decode/ring.cuh"
@@ -51,11 +50,10 @@ class HostTensors {
   __device__ __forceinline__ HostTensors(uint8_t* shared, uint64_t* full)
       : shared_(shared), full_(full) {}
 
-  // One lane of each CTA calls Expect, and FetchToken where it said so. Once all CTAs of the
-  // cluster have called Expect, one of them calls FetchQuery for all.
+  // One thread of each CTA calls MakeBarrier, then Expect, and FetchToken where it said so. Once
+  // all CTAs of the cluster have made theirs, one of them calls FetchQuery for all.
+  __device__ __forceinline__ void MakeBarrier() const { BulkRing::Init(full_); }
   __device__ __forceinline__ void Expect(const Pair& pair, bool with_token) const {
-    BulkRing::Init(full_);
-    BulkRing::FenceInit();
     BulkRing::Expect((pair.columns + (with_token ? 2 : 0)) * kRowBytes, full_);
   }
   __device__ __forceinline__ void FetchToken(const StepRow& row, const Pair& pair) const {
@@ -125,11 +123,26 @@ __device__ __forceinline__ int32_t CeilShift(int32_t value, int32_t shift) {
   return (value + (1 << shift) - 1) >> shift;
 }
 
-// Has the pair's tensors fetched: warp 0 does it, the query as soon as all CTAs of the cluster
-// expect it. Starts the cluster's first barrier, which only warp 0 has waited for after this.
+// The first thing that a CTA does: makes the barriers that others of its cluster write to, and
+// tells them. What follows may take its time while they do the same.
+template <class T>
+__device__ __forceinline__ void MakeBarriers(const HostTensors<T>& tensors, int32_t cluster,
+                                             uint64_t* inbox_full) {
+  if (threadIdx.x == 0) {
+    tensors.MakeBarrier();
+    if (cluster > 1) BulkRing::Init(inbox_full);
+    BulkRing::FenceInit();
+  }
+  __syncwarp();
+  if (cluster > 1) ArriveAtCluster();
+}
+
+// Has the pair's tensors fetched: warp 0 does it, the query as soon as all CTAs of the cluster have
+// their barriers. It has waited for the cluster then, and other warps have not.
 template <class T>
 __device__ __forceinline__ void FetchPair(const StepRow& row, const Pair& pair, bool with_token,
                                           int32_t cluster, const HostTensors<T>& tensors) {
+  if (threadIdx.x >= kWarpLanes) return;
   if (threadIdx.x == 0) {
     tensors.Expect(pair, with_token);
     if (cluster == 1) tensors.FetchQuery(row, pair, 1);
@@ -137,10 +150,9 @@ __device__ __forceinline__ void FetchPair(const StepRow& row, const Pair& pair, 
   }
   __syncwarp();
   if (cluster == 1) return;
-  ArriveAtCluster();
-  if (threadIdx.x >= kWarpLanes) return;
   WaitForCluster();
   if (threadIdx.x == 0 && ClusterRank() == 0) tensors.FetchQuery(row, pair, cluster);
+  __syncwarp();
 }
 
 // Leaves the warp's piece of the pair in its ring.
@@ -162,7 +174,7 @@ __device__ __forceinline__ void AttendStretch(const DecodeArgs& args, const Deco
 
 // warps and CTAs of a cluster are powers of two.
 template <class T>
-__device__ __forceinline__ void DecodeStep(const StepArgs& step, const NearStepRows& rows,
+__device__ __forceinline__ void DecodeStep(const StepArgs& step, const StepRow& row,
                                            int32_t stages) {
   extern __shared__ __align__(128) uint8_t shared[];
   const DecodeArgs& args = step.decode;
@@ -177,27 +189,24 @@ __device__ __forceinline__ void DecodeStep(const StepArgs& step, const NearStepR
   uint64_t* full = reinterpret_cast<uint64_t*>(shared + layout.pairs.full) + warp * stages;
   const HostTensors<T> tensors(shared + layout.tensors,
                                reinterpret_cast<uint64_t*>(shared + layout.tensors_full));
-  const StepRow& row = rows.rows[blockIdx.y];  // in the constant bank
-
+  MakeBarriers(tensors, cluster, reinterpret_cast<uint64_t*>(shared + layout.pairs.inbox_full));
   if (step.is_later_part) LetNextLaunchStart();
   const Pair pair = PairOfHead<T>(row.decode, ClusterIndex(), args.group);
   const int32_t units = pair.units.end;
   const Range of_cta = ShareAt({0, units}, CeilShift(units, cluster_bits), ClusterRank());
   const int32_t cta_units = of_cta.end - of_cta.first;
+  const bool with_token = row.k != nullptr && cta_units > 0 && of_cta.end == units;
+  FetchPair<T>(row, pair, with_token, cluster, tensors);
   const int32_t mine = CeilShift(max(cta_units - warp, 0), warp_bits);
   const int32_t first = pair.first_unit + of_cta.first + warp;
   const PairSource<T> source = {row.decode, pair.kv_head, first, warps};
   Pipeline<T, BulkRing, PairSource<T>> pipeline(source, {0, mine}, stages, ring, full);
-  if (cluster > 1) MakeInbox(shared, layout.pairs);
-  const bool with_token = row.k != nullptr && cta_units > 0 && of_cta.end == units;
-  FetchPair<T>(row, pair, with_token, cluster, tensors);
   if (args.cache == CacheState::kUnsettled) WaitForPreviousLaunch();
   pipeline.Start(args.cache == CacheState::kBelowQueries);
   if (cluster == 1) {
     __syncthreads();  // all see the tensors' barrier
-  } else {
-    if (warp != 0) WaitForCluster();
-    ArriveAtCluster();  // JoinPair waits for it
+  } else if (warp != 0) {
+    WaitForCluster();
   }
   if (!step.is_later_part) {
     WaitForPreviousLaunch();
@@ -231,19 +240,13 @@ __device__ __forceinline__ void DecodeStep(const StepArgs& step, const NearStepR
 
 namespace fp8kvd::kernels::cuda::sm90 {
 
-template <class T>
+template <class T, int32_t kRows>
 __global__ void __launch_bounds__(T::kWarpsMax* kWarpLanes, T::kPairCtas)
-    StepKernel(const __grid_constant__ StepArgs args, const __grid_constant__ NearStepRows rows,
-               int32_t stages) {
-  DecodeStep<T>(args, rows, stages);
+    StepKernel(const __grid_constant__ StepArgs args,
+               const __grid_constant__ NearStepRows<kRows> rows, int32_t stages) {
+  DecodeStep<T>(args, rows.rows[blockIdx.y], stages);  // a row in the constant bank
   WaitForPreviousLaunch();  // the next launch counts on it, and so does the mark
   SignalDone(args.decode.done);
-}
-
-template <Precision precision, int32_t head_dim>
-cudaError_t Step<precision, head_dim>::Prepare(int32_t shared_bytes) {
-  return cudaFuncSetAttribute(StepKernel<PairsTraits<precision, head_dim, kStepColumnsMax>>,
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
 }
 
 template <Precision precision, int32_t head_dim>
@@ -253,13 +256,13 @@ int32_t Step<precision, head_dim>::Shared(const LaunchShape& shape) {
 }
 
 template <Precision precision, int32_t head_dim>
-cudaError_t Step<precision, head_dim>::Launch(const StepArgs& args, const NearStepRows& rows,
-                                              const LaunchShape& shape, cudaStream_t stream) {
+const void* Step<precision, head_dim>::Kernel(int32_t rows) {
   using T = PairsTraits<precision, head_dim, kStepColumnsMax>;
-  const dim3 grid(shape.row_pairs * shape.cluster, args.decode.rows_count);
-  return LaunchClustersAfterPrevious(StepKernel<T>, grid, dim3(shape.warps * kWarpLanes),
-                                     shape.cluster, Shared(shape), stream, args, rows,
-                                     shape.stages);
+  constexpr int32_t kOne = kStepRowsOf[0];
+  constexpr int32_t kFew = kStepRowsOf[1];
+  if (rows <= kOne) return reinterpret_cast<const void*>(StepKernel<T, kOne>);
+  if (rows <= kFew) return reinterpret_cast<const void*>(StepKernel<T, kFew>);
+  return reinterpret_cast<const void*>(StepKernel<T, kStepRowsMax>);
 }
 
 }  // namespace fp8kvd::kernels::cuda::sm90

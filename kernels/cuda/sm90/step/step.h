@@ -11,10 +11,8 @@ namespace fp8kvd::kernels::cuda::sm90 {
 // KV heads.
 template <Precision precision, int32_t head_dim>
 struct Step {
-  static cudaError_t Prepare(int32_t shared_bytes);
-  static int32_t Shared(const LaunchShape& shape);  // bytes of a CTA
-  static cudaError_t Launch(const StepArgs& args, const NearStepRows& rows,
-                            const LaunchShape& shape, cudaStream_t stream);
+  static int32_t Shared(const LaunchShape& shape);
+  static const void* Kernel(int32_t rows);
 };
 
 }  // namespace fp8kvd::kernels::cuda::sm90
