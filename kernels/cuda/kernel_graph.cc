@@ -15,7 +15,7 @@ cudaKernelNodeParams NodeParams(const KernelLaunch& launch) {
 
 }  // namespace
 
-cudaError_t KernelGraph::Init(const KernelLaunch& launch) {
+cudaError_t KernelGraph::Init(const KernelLaunch& launch, cudaStream_t stream) {
   cudaGraph_t graph = nullptr;
   cudaError_t error = cudaGraphCreate(&graph, 0);
   if (error != cudaSuccess) return error;
@@ -32,8 +32,9 @@ cudaError_t KernelGraph::Init(const KernelLaunch& launch) {
   }
   cudaGraphExec_t exec = nullptr;
   error = cudaGraphInstantiate(&exec, graph, 0);
-  if (error == cudaSuccess) exec_.reset(exec);
-  return error;
+  if (error != cudaSuccess) return error;
+  exec_.reset(exec);
+  return cudaGraphUpload(exec, stream);
 }
 
 cudaError_t KernelGraph::Launch(const KernelLaunch& launch, cudaStream_t stream) {

@@ -24,8 +24,8 @@ struct KernelLaunch {
 
 class KernelGraph {
  public:
-  // With the launch's cluster for good.
-  cudaError_t Init(const KernelLaunch& launch);
+  // With the launch's cluster for good. Takes the memory of the device that launches need.
+  cudaError_t Init(const KernelLaunch& launch, cudaStream_t stream);
   cudaError_t Launch(const KernelLaunch& launch, cudaStream_t stream);
 
  private:

@@ -88,7 +88,7 @@ absl::Status StepLaunches::PrepareKernel(const DecodeKernel& kernel, int64_t* al
       const KernelLaunch launch = {
           kernel.step.kernel(rows), dim3(cluster), kWarpThreads, cluster, 0, params};
       const absl::Status status =
-          ToStatus(prepared->graphs[rows - 1][i].Init(launch), "making a graph of a step");
+          ToStatus(prepared->graphs[rows - 1][i].Init(launch, stream_), "making a graph of a step");
       if (!status.ok()) return status;
     }
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -272,6 +273,79 @@ std::string AStepSeesItsOwnTokens(Backend& backend, BackendDevice& device) {
   return "";
 }
 
+// Steps of few and of many rows, one at a time and several in flight: whichever way a launch goes and
+// tells its end, the results are there when its fence has passed.
+std::string StepsEndInTheirOrder(Backend& backend, BackendDevice& device) {
+  constexpr int32_t kRowCounts[] = {1, 20, 3, 1, 8, 40, 2};
+  constexpr int32_t kRowsMax = 40;
+  constexpr int32_t kTokens = 100;
+  constexpr int32_t kHeadDim = 128;
+  constexpr int32_t kGroup = 8;
+  constexpr int64_t kQ = kGroup * kHeadDim;
+  constexpr int64_t kOut = kRowsMax * kQ;  // of a step
+  device.Reset();
+  const int64_t block = backend.BlockBytes(Precision::kFp8Kv, kHeadDim);
+  uint8_t* pool = device.Pool(2 * kRowsMax * block);
+  int32_t* tables = device.Table(2 * kRowsMax);
+  std::vector<int32_t> pages(2 * kRowsMax);
+  std::iota(pages.begin(), pages.end(), 0);
+  std::string error = device.SetTable(tables, pages);
+  auto* kv = reinterpret_cast<uint16_t*>(device.Staging((kTokens + kRowsMax) * kHeadDim * 2));
+  auto* q = reinterpret_cast<uint16_t*>(device.Staging(kOut * 2));
+  auto* out = reinterpret_cast<float*>(device.Staging(std::size(kRowCounts) * kOut * 4));
+  Random random(12);
+  for (int64_t i = 0; i < (kTokens + kRowsMax) * kHeadDim; ++i)
+    kv[i] = FloatToBf16(random.Normal());
+  for (int64_t i = 0; i < kOut; ++i) q[i] = FloatToBf16(random.Normal());
+  std::vector<DecodeRow> rows(kRowsMax);
+  for (int32_t i = 0; i < kRowsMax && error.empty(); ++i) {
+    const uint16_t* tokens = kv + int64_t{i} * kHeadDim;
+    const AppendRow append = {tokens, tokens, tables + 2 * i, pool, block, 0, kTokens, 1};
+    error = device.Append({&append, 1, kHeadDim, Precision::kFp8Kv});
+    rows[i].q = q + i * kQ;
+    rows[i].block_table = tables + 2 * i;
+    rows[i].base = pool;
+    rows[i].page_stride = block;
+    rows[i].pos = kTokens - 1;
+    rows[i].q_len = rows[i].kv_heads = 1;
+    rows[i].sm_scale = 0.1F;
+  }
+  const auto queue = [&](size_t i) {
+    for (int32_t r = 0; r < kRowsMax; ++r) rows[r].out = out + i * kOut + r * kQ;
+    error = device.Decode(
+        {rows.data(), kRowCounts[i], kHeadDim, kGroup, Precision::kFp8Kv, OutType::kFp32, false});
+  };
+  for (size_t i = 0; i < std::size(kRowCounts) && error.empty(); ++i) {
+    queue(i);
+    if (error.empty()) error = device.Wait();
+  }
+  if (!error.empty()) return error;
+  const std::vector<float> right(out, out + std::size(kRowCounts) * kOut);
+  constexpr int32_t kRounds = 40;
+  for (int32_t round = 0; round < kRounds; ++round) {
+    std::memset(out, 0xFF, std::size(kRowCounts) * kOut * 4);
+    std::vector<FenceId> fences;
+    const auto judge = [&](size_t i) {
+      absl::StatusOr<bool> passed = false;
+      while (passed.ok() && !*passed) passed = backend.Passed(fences[i]);
+      if (!passed.ok()) error = passed.status().ToString();
+      if (!SameBits(out + i * kOut, &right[i * kOut], kRowCounts[i] * kQ)) {
+        error += "a step of " + std::to_string(kRowCounts[i]) + " rows had not ended";
+      }
+    };
+    for (size_t i = 0; i < std::size(kRowCounts) && error.empty(); ++i) {
+      queue(i);
+      const absl::StatusOr<FenceId> fence = backend.Fence();
+      if (!fence.ok()) return fence.status().ToString();
+      fences.push_back(*fence);
+      if (round % 2 == 0) judge(i);
+    }
+    for (size_t i = 0; i < fences.size() && round % 2 == 1; ++i) judge(i);
+    if (!error.empty()) return error;
+  }
+  return "";
+}
+
 std::string BatchOf512(Backend& /*backend*/, BackendDevice& device) {
   for (const Precision precision : kPrecisions) {
     Case c = Ragged(precision, 64, 4, 512, 700);
@@ -337,6 +411,7 @@ const std::vector<Check>& GpuChecks() {
       {"nan_queries_disturb_nobody", NanQueriesDisturbNobody},
       {"a_sink_above_all_takes_all_weight", ASinkAboveAllTakesAllWeight},
       {"a_step_sees_its_own_tokens", AStepSeesItsOwnTokens, true},
+      {"steps_end_in_their_order", StepsEndInTheirOrder, true},
       {"batch_of_512", BatchOf512, true},
       {"copied_pages_are_equal", CopiedPagesAreEqual},
       {"a_shape_without_a_kernel_is_named", AShapeWithoutAKernelIsNamed},
