@@ -273,8 +273,8 @@ std::string AStepSeesItsOwnTokens(Backend& backend, BackendDevice& device) {
   return "";
 }
 
-// Steps of few and of many rows, one at a time and several in flight: whichever way a launch goes and
-// tells its end, the results are there when its fence has passed.
+// Steps of few and of many rows, one at a time and several in flight: whichever way a launch goes
+// and tells its end, the results are there when its fence has passed.
 std::string StepsEndInTheirOrder(Backend& backend, BackendDevice& device) {
   constexpr int32_t kRowCounts[] = {1, 20, 3, 1, 8, 40, 2};
   constexpr int32_t kRowsMax = 40;
