@@ -1,11 +1,13 @@
 // fp8kv_kernel_test: runs the shared table of decode cases and the GPU's own checks on a CUDA
 // device. Stands alone: needs a driver and nothing else. Exit code 0 when all holds.
 #include <atomic>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -21,13 +23,14 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: fp8kv_kernel_test [--short] [--few] [--generic] [--verbose] [--filter=TEXT] "
-    "[--path=PATH]\n"
+    "[--part=I/N] [--path=PATH]\n"
     "  --short    the small cases of each kind, for sanitizers\n"
     "  --few      one launch of each case, no checks of many or large ones: for sanitizers that\n"
     "             record each access\n"
     "  --generic  the kernels for sm_80 and up, on any device\n"
     "  --verbose  prints the relative L2 error of each case\n"
     "  --filter   only cases and checks whose names contain TEXT\n"
+    "  --part     only every N-th of these, from the I-th on (0 <= I < N)\n"
     "  --path     how bytes cross the bus (step_path.h), whatever their number: near, fetch,\n"
     "             copied\n";
 
@@ -37,7 +40,23 @@ struct Flags {
   bool generic = false;
   bool verbose = false;
   std::string filter;
+  int part = 0;
+  int parts = 1;
   StepLimits step;
+};
+
+// Chooses by name, and of those every `parts`-th, in the order asked.
+class Choice {
+ public:
+  explicit Choice(const Flags& flags) : flags_(flags) {}
+  bool Takes(const std::string& name) {
+    if (name.find(flags_.filter) == std::string::npos) return false;
+    return asked_++ % flags_.parts == flags_.part;
+  }
+
+ private:
+  const Flags& flags_;
+  int asked_ = 0;
 };
 
 bool ParsePath(const std::string& path, StepLimits* step) {
@@ -57,6 +76,15 @@ bool ParsePath(const std::string& path, StepLimits* step) {
   return true;
 }
 
+bool ParsePart(const std::string& text, Flags* flags) {
+  const char* const end = text.data() + text.size();
+  const auto part = std::from_chars(text.data(), end, flags->part);
+  if (part.ec != std::errc() || part.ptr == end || *part.ptr != '/') return false;
+  const auto parts = std::from_chars(part.ptr + 1, end, flags->parts);
+  return parts.ec == std::errc() && parts.ptr == end && flags->part >= 0 &&
+         flags->part < flags->parts;
+}
+
 bool ParseFlags(int argc, char** argv, Flags* flags) {
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
@@ -70,6 +98,8 @@ bool ParseFlags(int argc, char** argv, Flags* flags) {
       flags->verbose = true;
     } else if (arg.rfind("--filter=", 0) == 0) {
       flags->filter = arg.substr(std::strlen("--filter="));
+    } else if (arg.rfind("--part=", 0) == 0) {
+      if (!ParsePart(arg.substr(std::strlen("--part=")), flags)) return false;
     } else if (arg.rfind("--path=", 0) == 0) {
       if (!ParsePath(arg.substr(std::strlen("--path=")), &flags->step)) return false;
     } else {
@@ -107,12 +137,18 @@ void JudgeRun(Run& run) {
   }
 }
 
+std::vector<cases::Case> ChosenCases(const Flags& flags, Choice& choice) {
+  std::vector<cases::Case> chosen =
+      cases::Cases(flags.is_short ? cases::Set::kShort : cases::Set::kFull);
+  std::erase_if(chosen, [&](const cases::Case& c) { return !choice.Takes(c.name); });
+  return chosen;
+}
+
 // The device runs all cases first; the reference follows on all cores.
-std::vector<Run> RunCases(cases::BackendDevice& device, const Flags& flags) {
+std::vector<Run> RunCases(cases::BackendDevice& device, const Flags& flags,
+                          const std::vector<cases::Case>& chosen) {
   std::vector<Run> runs;
-  for (const cases::Case& c :
-       cases::Cases(flags.is_short ? cases::Set::kShort : cases::Set::kFull)) {
-    if (c.name.find(flags.filter) == std::string::npos) continue;
+  for (const cases::Case& c : chosen) {
     Run run;
     run.c = c;
     run.data = cases::MakeData(c);
@@ -135,12 +171,17 @@ std::vector<Run> RunCases(cases::BackendDevice& device, const Flags& flags) {
   return runs;
 }
 
-absl::Status WarmUp(Backend& backend) {
+// All kernels; with --few those of the cases and of the checks, since sanitizers take long to load
+// and to run each.
+absl::Status WarmUp(Backend& backend, const std::vector<cases::Case>& chosen, bool few) {
+  constexpr int32_t kGroupOfChecks = 8;
   std::vector<KernelShape> shapes;
-  for (const int32_t head_dim : kHeadDims) {
-    for (int32_t group = 1; group <= kGroupMax; ++group) {
-      shapes.push_back({head_dim, group, Precision::kFp8Kv});
-      shapes.push_back({head_dim, group, Precision::kBf16});
+  for (const cases::Case& c : chosen) shapes.push_back({c.head_dim, c.group, c.precision});
+  for (const Precision precision : {Precision::kFp8Kv, Precision::kBf16}) {
+    for (const int32_t head_dim : kHeadDims) {
+      for (int32_t group = 1; group <= kGroupMax; ++group) {
+        if (!few || group == kGroupOfChecks) shapes.push_back({head_dim, group, precision});
+      }
     }
   }
   return backend.WarmUp(shapes, kItemsMax, kQLenMax, /*q_heads_max=*/256);
@@ -177,7 +218,9 @@ int Main(int argc, char** argv) {
     return 2;
   }
   std::printf("%s\n", (*backend)->Device().name.c_str());
-  const absl::Status warm = WarmUp(**backend);
+  Choice choice(flags);
+  const std::vector<cases::Case> chosen = ChosenCases(flags, choice);
+  const absl::Status warm = WarmUp(**backend, chosen, flags.few);
   if (!warm.ok()) {
     std::fprintf(stderr, "%s\n", warm.ToString().c_str());
     return 2;
@@ -187,16 +230,16 @@ int Main(int argc, char** argv) {
   cases::BackendDevice device(**backend, sizes);
 
   Report report;
-  for (const Run& run : RunCases(device, flags)) {
+  for (const Run& run : RunCases(device, flags, chosen)) {
     if (flags.verbose) std::printf("%s: relative L2 %.6f\n", run.c.name.c_str(), run.relative_l2);
     report.Add(run.c.name, run.error);
   }
   for (const Check& check : GpuChecks()) {
-    if (std::string(check.name).find(flags.filter) == std::string::npos) continue;
-    if (flags.few && check.is_long) continue;
+    if ((flags.few && check.is_long) || !choice.Takes(check.name)) continue;
     report.Add(check.name, check.run(**backend, device));
   }
-  if (flags.filter.empty()) report.Add("broken_scales_fail", cases::CheckThatBrokenScalesFail());
+  constexpr const char* kBroken = "broken_scales_fail";
+  if (choice.Takes(kBroken)) report.Add(kBroken, cases::CheckThatBrokenScalesFail());
   return report.Close();
 }
 
