@@ -310,8 +310,8 @@ def crowd(programs, args, out, log):
     seq_len = bench.scaled(32768)
     out["crowd"], out["crowd_of_one"] = [], []
     with bench.daemon("--poller_threads=8", "--shm_threads=8") as running:
-        for transport in ("shared_memory", "grpc"):
-            for processes in (16, 64):
+        for transport, spread in (("shared_memory", (16,)), ("grpc", (16, 64))):
+            for processes in spread:
                 out["crowd"].append(bench.load(
                     running, clients=64, processes=processes, seq_len=seq_len,
                     steps=bench.scaled(60), transport=transport))
