@@ -320,16 +320,16 @@ def crowd(programs, args, out, log):
 
 
 def two_gpus(programs, args, out, log):
-    """16 sequences of 16,384 tokens in a call, half of them on either device, all with pages of
-    their own: a launch of 128 reads 4.4 GB, so that kernels are the bound, not the bus. One device
+    """16 sequences of 12,288 tokens in a call, half of them on either device, all with pages of
+    their own: a launch of 96 reads 2.5 GB, so that kernels are the bound, not the bus. One device
     before and after two, since what it gives may drift."""
     bench = Bench(programs, args, log)
     out["two_gpus"] = []
     for devices in ("0", "0,1", "0"):
-        with bench.daemon("--shm_threads=8", devices=devices, seqs=136, staging=1 << 30) as running:
+        with bench.daemon("--shm_threads=8", devices=devices, seqs=176, staging=1 << 30) as running:
             out["two_gpus"].append(bench.load(
-                running, {"devices": devices}, clients=8, processes=8, batch=16, in_flight=2,
-                seq_len=bench.scaled(16384), layers=2, steps=bench.scaled(250), in_place=1, **SHM))
+                running, {"devices": devices}, clients=8, processes=8, batch=16, in_flight=3,
+                seq_len=bench.scaled(12288), layers=2, steps=bench.scaled(200), in_place=1, **SHM))
 
 
 PARTS = {part.__name__: part
