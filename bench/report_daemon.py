@@ -63,16 +63,21 @@ def named(data):
     return table(["what", "measured", "wanted"], rows)
 
 
+def kv_read(run):
+    return f"{run['kv_read_gbps'] / 1e3:.2f}" if "kv_read_gbps" in run else "not measured"
+
+
 def by_load(data):
     rows = []
     for run in data["busy"]:
         rows.append([f"{run['processes']} x {run['in_flight']}", f"{run['shm_threads']}",
                      f"{run['launches_inflight_max']}", "in place" if run["in_place"] else "copied",
-                     f"{run['calls_per_s']:,.0f}", f"{run['rows_per_launch']:.0f}",
+                     f"{run['calls_per_s']:,.0f}", kv_read(run), f"{run['rows_per_launch']:.0f}",
                      *(f"{run[part + '_us_mean']:.0f}"
                        for part in ("stage", "queue", "kernel", "reply"))])
     return table(["processes x groups", "shm_threads", "launches", "rows", "calls/s",
-                  "rows a launch", "staged us", "queued", "on the device", "replied"], rows)
+                  "K and V TB/s", "rows a launch", "staged us", "queued", "on the device",
+                  "replied"], rows)
 
 
 def prompts(data):
