@@ -416,6 +416,7 @@ Engine::~Engine() = default;
 
 absl::Status Engine::Submit(Request* request) { return parts_->Submit(request); }
 Staging& Engine::staging() { return parts_->staging(); }
+bool Engine::callers_take_turns() const { return parts_->callers_take_turns(); }
 void Engine::LookOn() { parts_->LookOn(); }
 void Engine::LookAway() { parts_->LookAway(); }
 bool Engine::Step() { return parts_->Step(); }

@@ -60,6 +60,8 @@ class Engine {
   // Slots for tensors in staging memory; thread-safe.
   Staging& staging();
 
+  // Whether senders take turns, and may look on: the device returns at once.
+  bool callers_take_turns() const;
   // A turn for a sender that looks on: it sees the end of its launch with no thread in between.
   // Nothing where the engine's thread takes the turns, or looks on itself: it does whenever
   // anything else is under way.

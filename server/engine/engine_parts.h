@@ -54,6 +54,7 @@ class Engine::Parts {
   ~Parts() { FP8KVD_CHECK(admission_.places_used() == 0); }
 
   absl::Status Submit(Request* request);
+  bool callers_take_turns() const { return callers_take_turns_; }
   void LookOn();
   void LookAway() { WakeThread(); }
   bool Step() { return TakeTurn().has_worked; }

@@ -3,6 +3,7 @@
 
 #include "gtest/gtest.h"
 
+#include "server/engine/watch.h"
 #include "tests/engine/rig.h"
 
 namespace fp8kvd::testing {
@@ -70,6 +71,38 @@ TEST(Turn, LookingOnLeavesADeviceThatWorksInsideTheCallToTheEnginesThread) {
   EXPECT_FALSE(call.done());
   rig.Settle();
   EXPECT_TRUE(call.done());
+}
+
+TEST(Watch, LooksOnWhereADecodeIsUnderWay) {
+  Rig rig(CallersTakeTurns());
+  const cache::SeqHandle seq = rig.Create();
+  const engine::Fleet fleet({rig.engine});
+  engine::Watch watch(&fleet);
+  EXPECT_TRUE(watch.may_look_on());
+  engine::DecodePart part;
+  engine::DecodePart* const parts[] = {&part};
+  rig.backend.Hold();
+  DecodeCall call(rig.engine, 0, 0, {Step(seq, 0, 1)});
+  watch.Begin(parts);
+  ASSERT_TRUE(call.Submit().ok());
+  rig.backend.Release();
+  watch.End(parts);
+  watch.LookOn();
+  EXPECT_FALSE(call.done());
+  watch.Begin(parts);
+  watch.LookOn();
+  EXPECT_TRUE(call.done());
+}
+
+TEST(Watch, HasNothingToLookForWhereTheDeviceWorksInsideTheCall) {
+  Rig rig;
+  const engine::Fleet fleet({rig.engine});
+  engine::Watch watch(&fleet);
+  engine::DecodePart part;
+  engine::DecodePart* const parts[] = {&part};
+  watch.Begin(parts);
+  EXPECT_FALSE(watch.may_look_on());
+  EXPECT_TRUE(watch.empty());
 }
 
 TEST(Turn, AnUploadIsLeftToTheEnginesThread) {
