@@ -54,7 +54,7 @@ void AppendCall::OnDrain() {
 }
 
 void AppendCall::ReadMore() {
-  if (reading_ || waiting_for_slot_ || read_all_ || ready_ != nullptr || !failure_.ok()) return;
+  if (reading_ || has_message_ || read_all_ || !failure_.ok()) return;
   reading_ = true;
   reader_->Read(&message_, &on_read_);
 }
@@ -63,19 +63,24 @@ void AppendCall::OnRead(bool ok) {
   reading_ = false;
   if (!ok) read_all_ = true;
   if (ok) slot().metrics->Received(message_.Length());
-  if (ok && failure_.ok()) PrepareChunk();
+  if (ok && failure_.ok()) {
+    has_message_ = true;
+    PrepareChunk();
+  }
   FinishIfOver();
   RetireIfOver();
 }
 
 void AppendCall::OnSlotAlarm(bool) {
   waiting_for_slot_ = false;
-  if (failure_.ok()) PrepareChunk();
+  PrepareChunk();
   FinishIfOver();
   RetireIfOver();
 }
 
 void AppendCall::PrepareChunk() {
+  const bool has_turn = loading_ == nullptr && ready_ == nullptr;
+  if (!has_message_ || waiting_for_slot_ || !has_turn || !failure_.ok()) return;
   AppendWork* const work = running_ == &works_[0] ? &works_[1] : &works_[0];
   const absl::Status status = work->Prepare(&message_, tenant());
   if (absl::IsResourceExhausted(status)) {
@@ -83,8 +88,31 @@ void AppendCall::PrepareChunk() {
     slot_alarm_.Set(slot().poller->queue(), In(kSlotWaitMs), static_cast<Event*>(&on_slot_alarm_));
     return;
   }
+  has_message_ = false;
+  if (!status.ok() || !work->is_large()) {
+    loading_ = work;
+    OnLoaded(status);
+    return;
+  }
+  if (running_ == nullptr) {
+    running_ = work;
+    const Arrival arrival = ArrivalNow();
+    work->Load(&arrival);
+  } else {
+    loading_ = work;
+    work->Load(nullptr);
+  }
+  ReadMore();
+}
+
+void AppendCall::OnLoaded(const absl::Status& status) {
+  AppendWork* const work = std::exchange(loading_, nullptr);
   if (!status.ok()) {
     Fail(status, 0);
+    return;
+  }
+  if (!failure_.ok()) {
+    work->Drop();
     return;
   }
   ready_ = work;
@@ -101,17 +129,25 @@ void AppendCall::RunNext() {
   Fail(status, retry_after_ms);
 }
 
-void AppendCall::OnWork(Work*) {
+void AppendCall::OnWork(Work* work) {
+  if (work == loading_) {
+    OnLoaded(loading_->FinishLoading());
+  } else {
+    OnRan(running_->Finish());
+  }
+  PrepareChunk();
+  ReadMore();
+  FinishIfOver();
+}
+
+void AppendCall::OnRan(const absl::Status& status) {
   AppendWork* const work = std::exchange(running_, nullptr);
-  const absl::Status status = work->Finish();
   if (status.ok()) {
     Note(work->request());
   } else {
     Fail(status, work->retry_after_ms());
   }
   if (failure_.ok() && ready_ != nullptr) RunNext();
-  ReadMore();
-  FinishIfOver();
 }
 
 void AppendCall::Note(const engine::AppendRequest& request) {
@@ -141,6 +177,7 @@ void AppendCall::Fail(const absl::Status& status, int32_t retry_after_ms) {
     failure_retry_after_ms_ = retry_after_ms;
   }
   if (ready_ != nullptr) std::exchange(ready_, nullptr)->Drop();
+  has_message_ = false;
   FinishIfOver();
 }
 
@@ -167,14 +204,14 @@ bool AppendCall::ReadsOn() {
 }
 
 void AppendCall::FinishIfOver() {
-  if (finishing() || running_ != nullptr || waiting_for_slot_) return;
+  if (finishing() || loading_ != nullptr || running_ != nullptr || waiting_for_slot_) return;
   if (!failure_.ok()) {
     if (ReadsOn()) return;
     if (has_last_reads_) last_reads_alarm_.Cancel();
     FinishWith(failure_, failure_retry_after_ms_);
     return;
   }
-  if (!read_all_ || ready_ != nullptr) return;
+  if (!read_all_ || has_message_ || ready_ != nullptr) return;
   reply_ = translate::Serialize(response_);
   slot().metrics->Sent(reply_.Length());
   reader_->Finish(reply_, grpc::Status::OK, Finishing(grpc::Status::OK, 0));

@@ -1,5 +1,5 @@
-// server/rpc/append_call.h: an Append stream: chunks run one after the other; the next is read,
-// copied into its slot and digested while one runs.
+// server/rpc/append_call.h: an Append stream: chunks run one after the other; the next is copied
+// into its slot and digested while one runs, and the one after it read.
 //
 // Promises: never more than two chunks in slots and one message unread. When no slot is free it
 //   waits for one without reading on (a deadline or a cancel ends that). A stream that breaks gives
@@ -40,7 +40,8 @@ class AppendCall final : public Call, private WorkOwner {
   void FinishWith(const absl::Status& status, int32_t retry_after_ms) override;
   void Reset() override;
   bool IsBusy() const override {
-    return reading_ || waiting_for_slot_ || has_last_reads_ || running_ != nullptr;
+    return reading_ || waiting_for_slot_ || has_last_reads_ || loading_ != nullptr ||
+           running_ != nullptr;
   }
   Call* Another() const override { return new AppendCall(&slot()); }
 
@@ -49,6 +50,8 @@ class AppendCall final : public Call, private WorkOwner {
   void OnLastReadsAlarm(bool ok);
   void ReadMore();
   void PrepareChunk();
+  void OnLoaded(const absl::Status& status);
+  void OnRan(const absl::Status& status);
   void RunNext();
   void Note(const engine::AppendRequest& request);
   void Fail(const absl::Status& status, int32_t retry_after_ms);
@@ -57,9 +60,11 @@ class AppendCall final : public Call, private WorkOwner {
 
   std::array<AppendWork, 2> works_;
   AppendWork* running_ = nullptr;
-  AppendWork* ready_ = nullptr;  // prepared, runs next
+  AppendWork* loading_ = nullptr;  // on its way into its slot
+  AppendWork* ready_ = nullptr;    // prepared, runs next
   bool reading_ = false;
-  bool waiting_for_slot_ = false;  // message_ is read and found no slot
+  bool has_message_ = false;       // message_ is read and not yet prepared
+  bool waiting_for_slot_ = false;  // for it there was none
   bool read_all_ = false;
   bool has_last_reads_ = false;  // their alarm is to come
   bool are_last_reads_over_ = false;

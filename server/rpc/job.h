@@ -24,6 +24,7 @@
 
 namespace fp8kvd::rpc {
 
+class Copiers;
 class HelperThread;
 class Tokens;
 struct Planner;
@@ -33,6 +34,7 @@ struct Parts {
   const translate::Catalog* catalog = nullptr;
   engine::Fleet* fleet = nullptr;
   const engine::Clock* clock = nullptr;
+  Copiers* copiers = nullptr;
   HelperThread* planning = nullptr;
   HelperThread* measuring = nullptr;
   const Planner* planner = nullptr;
@@ -62,6 +64,8 @@ class Work;
 class WorkOwner {
  public:
   virtual void OnWork(Work* work) = 0;
+  // It came back and goes on: what it waited for first is done.
+  virtual void OnGoesOn(Work*) {}
 
  protected:
   ~WorkOwner() = default;
@@ -88,6 +92,7 @@ class Work : public engine::Completion, public Posted {
     is_expected_ = false;
     if (GoesOn()) {
       Expect();
+      owner_->OnGoesOn(this);
     } else {
       owner_->OnWork(this);
     }
@@ -95,8 +100,9 @@ class Work : public engine::Completion, public Posted {
 
  protected:
   const Parts& parts() const { return *parts_; }
+  Poller& poller() const { return *poller_; }
 
-  // More was given to the engines, so the work comes back once more.
+  // More was given to another thread, so the work comes back once more.
   virtual bool GoesOn() { return false; }
 
   // What the engines have to know of a message besides itself; it is staged now.
@@ -107,7 +113,7 @@ class Work : public engine::Completion, public Posted {
             .staged = parts_->clock->NowUs(),
             .deadline = arrival.deadline};
   }
-  // The work was given to an engine and comes back soon.
+  // The work was given to another thread and comes back soon.
   void Expect() {
     is_expected_ = true;
     poller_->Expect(1);
@@ -119,7 +125,7 @@ class Work : public engine::Completion, public Posted {
   const Parts* const parts_;
   Poller* const poller_;
   WorkOwner* const owner_;
-  bool is_expected_ = false;  // back from the engine, soon
+  bool is_expected_ = false;  // back from another thread, soon
 };
 
 // A message that gets a reply of its own.

@@ -3,16 +3,21 @@
 //
 // Promises: an Event that was handed to gRPC as a tag runs once, on this poller's thread. Post
 //   makes an object's OnPosted run there too, in the order of the posts; it takes no memory and no
-//   lock, and of posts that come together only the first wakes the thread.
+//   lock, and of posts that come together only the first wakes the thread. Before the thread sleeps
+//   it looks, for a bounded time: for the end of decodes that it sent (engine/watch.h), and for
+//   what soon follows its last event.
 // Does not manage: what events mean (the calls); starting and joining its thread (server.h).
 // Threads: Post from any; the rest from the thread of Run.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 
 #include "grpcpp/alarm.h"
 #include "grpcpp/completion_queue.h"
+
+#include "server/engine/watch.h"
 
 namespace fp8kvd::rpc {
 
@@ -54,7 +59,9 @@ class Posted {
 
 class Poller final : private Event {
  public:
-  explicit Poller(std::unique_ptr<grpc::ServerCompletionQueue> queue);
+  // fleet: on which its calls decode; null: on none.
+  explicit Poller(std::unique_ptr<grpc::ServerCompletionQueue> queue,
+                  const engine::Fleet* fleet = nullptr);
   ~Poller();  // after Run returned
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
@@ -73,20 +80,32 @@ class Poller final : private Event {
 
   // On this thread: one more, or one less, thing was handed away that soon comes back by Post.
   void Expect(int change) { expected_ += change; }
+  // On this thread: the decodes whose end it looks for itself.
+  engine::Watch& watch() { return watch_; }
+  // On this thread: whether it had nothing to do before its last event. Else more events may wait,
+  // and it cannot look for the end of anything meanwhile.
+  bool has_waited() const { return has_waited_; }
 
  private:
-  static constexpr int64_t kSpinUs = 15;
+  using Clock = std::chrono::steady_clock;
 
   friend class PollerPeer;  // of the test, which stops a poster between Push and Wake
 
   void Push(Posted* posted);
   void Wake();
   void Ready(bool ok) override;  // the wake-up
+  // As NextStatus of a completion queue; TIMEOUT: nothing has come soon.
+  grpc::CompletionQueue::NextStatus Look(void** tag, bool* ok);
+  bool LookUntil(Clock::time_point end) const;
+  std::chrono::microseconds Patience() const;
   bool NextEvent(void** tag, bool* ok);
+  bool IsPosted() const { return posted_.load(std::memory_order_relaxed) != nullptr; }
   void TakePosted();
 
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  engine::Watch watch_;
   int expected_ = 0;
+  bool has_waited_ = false;
   std::atomic<Posted*> posted_{nullptr};  // newest first
   // Set by this thread before it sleeps. Who clears it, wakes: a poster by the alarm, whose event
   // is then on its way, or this thread itself.

@@ -111,6 +111,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOption
   parts.catalog = catalog;
   parts.fleet = fleet;
   parts.clock = clock;
+  self->copiers_ = std::make_unique<Copiers>(options.poller_threads);
+  parts.copiers = self->copiers_.get();
   parts.planning = &self->planning_;
   parts.measuring = &self->measuring_;
   parts.planner = &self->planner_;
@@ -126,7 +128,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const config::ServerOption
   for (grpc::Service* service : self->services_.grpc_services()) builder.RegisterService(service);
   builder.AddListeningPort(options.listen_address, self->credentials_, &self->port_);
   for (int32_t i = 0; i < options.poller_threads; ++i) {
-    self->pollers_.push_back(std::make_unique<Poller>(builder.AddCompletionQueue()));
+    self->pollers_.push_back(std::make_unique<Poller>(builder.AddCompletionQueue(), fleet));
   }
   self->server_ = builder.BuildAndStart();
   if (self->server_ == nullptr || self->port_ == 0) {

@@ -23,6 +23,7 @@
 
 #include "config/options.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/copiers.h"
 #include "server/rpc/helper_jobs.h"
 #include "server/rpc/helper_thread.h"
 #include "server/rpc/job.h"
@@ -66,6 +67,7 @@ class Server {
   class Sweeper;
 
   std::vector<std::unique_ptr<Poller>> pollers_;
+  std::unique_ptr<Copiers> copiers_;                      // ends before the pollers do
   HelperThread planning_;                                 // ends first: it posts to them
   HelperThread measuring_;                                // so does this
   std::vector<std::unique_ptr<Sweeper>> sweepers_;        // one for each poller

@@ -23,6 +23,7 @@ void StreamCall::OnArrived() {
 
 void StreamCall::OnCancelled() {
   broken_ = true;
+  has_message_ = false;
   for (const std::unique_ptr<Flight>& flight : flights_) {
     if (flight->waiting) flight->job->Cancel();
   }
@@ -35,7 +36,8 @@ void StreamCall::ReadMore() {
   const bool has_room =
       idle_.size() > 0 || flights_.size() < static_cast<size_t>(parts().stream_inflight_max);
   const bool has_bytes = bytes_held_ < kStreamBytesMax;
-  if (reading_ || read_all_ || broken_ || finishing() || !has_room || !has_bytes) return;
+  if (reading_ || has_message_ || read_all_ || broken_ || finishing() || !has_room || !has_bytes)
+    return;
   reading_ = true;
   stream_->Read(&message_, &on_read_);
 }
@@ -55,13 +57,21 @@ StreamCall::Flight* StreamCall::TakeFlight() {
 void StreamCall::OnRead(bool ok) {
   reading_ = false;
   if (ok && !finishing()) {
-    BeginMessage();
+    has_message_ = !broken_;
+    TakeMessage();
   } else {
     read_all_ = true;
   }
   ReadMore();
   FinishIfOver();
   RetireIfOver();
+}
+
+void StreamCall::TakeMessage() {
+  if (has_message_ && loading_ == nullptr) {
+    has_message_ = false;
+    BeginMessage();
+  }
 }
 
 void StreamCall::BeginMessage() {
@@ -71,18 +81,28 @@ void StreamCall::BeginMessage() {
   slot().metrics->Received(static_cast<uint64_t>(flight->bytes));
   if (flight->job->Begin(&message_, ArrivalNow()) == Job::Next::kLater) {
     flight->waiting = true;
+    if (flight->job->is_loading()) loading_ = flight->job.get();
   } else {
     QueueReply(flight);
   }
 }
 
+void StreamCall::OnGoesOn(Work* work) {
+  if (work != loading_) return;
+  loading_ = nullptr;
+  TakeMessage();
+  ReadMore();
+}
+
 void StreamCall::OnWork(Work* work) {
+  if (work == loading_) loading_ = nullptr;
   for (const std::unique_ptr<Flight>& flight : flights_) {
     if (flight->job.get() != work) continue;
     flight->waiting = false;
     QueueReply(flight.get());
     break;
   }
+  TakeMessage();
   ReadMore();
   FinishIfOver();
   RetireIfOver();
@@ -132,7 +152,7 @@ void StreamCall::OnWritten(bool ok) {
 }
 
 void StreamCall::FinishIfOver() {
-  const bool is_idle = idle_.size() == flights_.size() && !writing_;
+  const bool is_idle = idle_.size() == flights_.size() && !writing_ && !has_message_;
   const bool is_over = read_all_ || broken_ || parts().draining;
   if (finishing() || !is_idle || !is_over) return;
   if (read_all_ && !broken_) {

@@ -6,6 +6,7 @@
 //   a client that sends without reading fills only its own flow-control window. The stream ends
 //   with OK once the client has half-closed and every message was answered; while the server
 //   drains, with UNAVAILABLE once every message read was answered.
+// Order: messages are submitted as they came; one that a copier loads holds up those behind it.
 // Threads: its poller's.
 #pragma once
 
@@ -40,6 +41,7 @@ class StreamCall final : public Call, private WorkOwner {
   void OnArrived() override;
   void OnCancelled() override;
   void OnWork(Work* work) override;
+  void OnGoesOn(Work* work) override;
   void OnDrain() override;
   void FinishWith(const absl::Status& status, int32_t retry_after_ms) override;
   void Reset() override;
@@ -51,6 +53,7 @@ class StreamCall final : public Call, private WorkOwner {
   void OnWritten(bool ok);
   void ReadMore();
   void BeginMessage();
+  void TakeMessage();
   void QueueReply(Flight* flight);
   void WriteMore();
   void FinishIfOver();
@@ -65,6 +68,8 @@ class StreamCall final : public Call, private WorkOwner {
   std::deque<Queued>
       replies_;  // to be written, oldest first; the first is being written if writing_
   int64_t bytes_held_ = 0;
+  Work* loading_ = nullptr;   // of a flight
+  bool has_message_ = false;  // message_ was read and waits for it
   bool reading_ = false;
   bool writing_ = false;
   bool read_all_ = false;  // the client has half-closed, or is gone

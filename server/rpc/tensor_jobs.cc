@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "config/base/check.h"
+#include "server/rpc/copiers.h"
 #include "server/translate/replies.h"
 
 namespace fp8kvd::rpc {
@@ -40,50 +41,96 @@ void MessageSlices::Drop() {
   std::vector<grpc::Slice>().swap(slices_);
 }
 
-absl::Status DecodeJob::Load(grpc::ByteBuffer* message, cache::TenantId tenant) {
+absl::Status DecodeJob::Take(grpc::ByteBuffer* message, cache::TenantId tenant) {
   if (!slices_.Take(message)) return NoSlices();
   absl::Status status = message_.Check(*parts().catalog, slices_.pieces());
   if (!status.ok()) return status;
   status = spread_.AcquireSlots(message_.parts(), tenant);
-  if (!status.ok()) {
-    if (absl::IsResourceExhausted(status)) retry_after_ms_ = kStagingRetryMs;
-    return status;
-  }
-  for (size_t i = 0; i < message_.parts().size(); ++i) message_.Load(i, spread_.slot(i));
-  return absl::OkStatus();
+  if (absl::IsResourceExhausted(status)) retry_after_ms_ = kStagingRetryMs;
+  return status;
 }
 
 Job::Next DecodeJob::Begin(grpc::ByteBuffer* message, const Arrival& arrival) {
   retry_after_ms_ = 0;
-  status_ = Load(message, arrival.tenant);
-  slices_.Drop();
-  if (!status_.ok()) return Next::kAnswer;
-  Arrival mine = arrival;
+  arrival_ = arrival;
+  const auto bytes = static_cast<int64_t>(message->Length());
+  status_ = Take(message, arrival.tenant);
+  if (!status_.ok()) {
+    slices_.Drop();
+    return Next::kAnswer;
+  }
   if (message_.timeout_ms() != 0) {
-    mine.deadline =
-        std::min(mine.deadline, arrival.arrived + int64_t{message_.timeout_ms()} * 1000);
+    arrival_.deadline =
+        std::min(arrival_.deadline, arrival.arrived + int64_t{message_.timeout_ms()} * 1000);
   }
-  status_ = spread_.Submit(SenderOf(mine));
-  if (status_.ok()) {
-    Expect();
-    return Next::kLater;
+  is_loading_ = bytes >= Copiers::kBytesMin;
+  if (is_loading_) {
+    stage_ = Stage::kLoading;
+    parts().copiers->Run(this);
+  } else {
+    Load();
+    if (!Submit()) return Next::kAnswer;
   }
+  Expect();
+  return Next::kLater;
+}
+
+// On a copier.
+void DecodeJob::Copy() {
+  if (stage_ == Stage::kLoading) {
+    Load();
+  } else {
+    MakeReply();
+  }
+  Done();
+}
+
+void DecodeJob::Load() {
+  for (size_t i = 0; i < message_.parts().size(); ++i) message_.Load(i, spread_.slot(i));
+  slices_.Drop();
+}
+
+bool DecodeJob::Submit() {
+  stage_ = Stage::kRunning;
+  is_watched_ = poller().has_waited() && poller().watch().may_look_on();
+  if (is_watched_) poller().watch().Begin(message_.parts());
+  engine::Sender sender = SenderOf(arrival_);
+  sender.looks_on = is_watched_;
+  status_ = spread_.Submit(sender);
+  if (!status_.ok()) NoteEnd();
+  return status_.ok();
+}
+
+void DecodeJob::MakeReply() {
+  reply_ = translate::DecodeReply(message_, parts().clock->NowUs());
+  spread_.NoteReplies();
+}
+
+void DecodeJob::NoteEnd() {
+  if (std::exchange(is_watched_, false)) poller().watch().End(message_.parts());
   retry_after_ms_ = spread_.retry_after_ms();
-  return Next::kAnswer;
+}
+
+bool DecodeJob::GoesOn() {
+  if (std::exchange(is_loading_, false)) return Submit();
+  if (stage_ == Stage::kReplying) return false;
+  status_ = spread_.Finish();
+  NoteEnd();
+  if (!status_.ok()) return false;
+  if (message_.out_bytes() < Copiers::kBytesMin) {
+    MakeReply();
+    return false;
+  }
+  stage_ = Stage::kReplying;
+  parts().copiers->Run(this);
+  return true;
 }
 
 absl::Status DecodeJob::Answer(grpc::ByteBuffer* reply) {
-  absl::Status status = status_;
-  if (status.ok()) {
-    status = spread_.Finish();
-    retry_after_ms_ = spread_.retry_after_ms();
-  }
-  if (status.ok()) {
-    *reply = translate::DecodeReply(message_, parts().clock->NowUs());
-    spread_.NoteReplies();
-  }
+  if (status_.ok()) reply->Swap(&reply_);
+  reply_.Clear();
   spread_.Release();
-  return status;
+  return status_;
 }
 
 AppendWork::~AppendWork() { FP8KVD_CHECK(!slot_.has_value()); }
@@ -101,14 +148,41 @@ absl::Status AppendWork::Prepare(grpc::ByteBuffer* message, cache::TenantId tena
     absl::StatusOr<engine::StagingSlot> slot =
         engine().staging().Acquire(message_.slot_bytes(), tenant);
     status = slot.status();
-    if (slot.ok()) {
-      slot_ = *slot;
-      status = message_.Load(slot_->bytes);
-      if (!status.ok()) Drop();
-    }
+    if (slot.ok()) slot_ = *slot;
+  }
+  if (!absl::IsResourceExhausted(status)) message->Clear();
+  if (status.ok() && is_large()) return status;
+  if (slot_.has_value()) {
+    loaded_ = message_.Load(slot_->bytes);
+    status = FinishLoading();
   }
   slices_.Drop();
-  if (!absl::IsResourceExhausted(status)) message->Clear();
+  return status;
+}
+
+void AppendWork::Load(const Arrival* arrival) {
+  arrival_.reset();
+  if (arrival != nullptr) arrival_ = *arrival;
+  parts().copiers->Run(this);
+  Expect();
+}
+
+// On a copier.
+void AppendWork::Copy() {
+  absl::Status status = message_.Load(slot_->bytes);
+  slices_.Drop();
+  if (status.ok() && arrival_.has_value()) {
+    SenderOf(*arrival_).Sign(&message_.request());
+    status = engine().Submit(&message_.request());
+    if (status.ok()) return;  // it may be over by now
+  }
+  loaded_ = status;
+  Done();
+}
+
+absl::Status AppendWork::FinishLoading() {
+  const absl::Status status = std::exchange(loaded_, absl::OkStatus());
+  if (!status.ok()) Drop();
   return status;
 }
 
@@ -127,7 +201,8 @@ absl::Status AppendWork::Run(const Arrival& arrival) {
 absl::Status AppendWork::Finish() {
   Drop();
   retry_after_ms_ = message_.request().retry_after_ms;
-  return message_.request().status;
+  absl::Status status = std::exchange(loaded_, absl::OkStatus());
+  return status.ok() ? message_.request().status : status;
 }
 
 void AppendWork::Drop() {

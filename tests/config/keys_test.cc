@@ -97,7 +97,7 @@ TEST(Help, NamesEveryKeyOnce) {
   for (const Key<ModelOptions>& key : ModelKeys()) EXPECT_THAT(help, HasSubstr(key.text));
   EXPECT_THAT(help, HasSubstr("  --poller_threads\n"
                               "      threads that read and answer calls "
-                              "(1 to 64 threads; default 2)\n"));
+                              "(1 to 64 threads; default 1)\n"));
 }
 
 TEST(Help, WritesWholeNumbersOut) {
