@@ -88,6 +88,7 @@ class QueryPlace {
     }
   }
 
+  // Without ScaleQuery, which waits for what is loaded here.
   __device__ __forceinline__ void Load(int32_t lane, Query<T>& q) const {
 #pragma unroll
     for (int32_t n = 0; n < T::kNTiles; ++n) {
@@ -103,7 +104,6 @@ class QueryPlace {
             x = {half.x, half.y, 0U, 0U};
           }
         }
-        if constexpr (T::kFp8) x = {ScaleUp(x.x), ScaleUp(x.y), ScaleUp(x.z), ScaleUp(x.w)};
         q.Set(n, c, x);
       }
     }
@@ -112,6 +112,21 @@ class QueryPlace {
  private:
   const uint16_t* from_[T::kNTiles];
 };
+
+// What Take does and Load leaves undone.
+template <class T>
+__device__ __forceinline__ void ScaleQuery(Query<T>& q) {
+  if constexpr (T::kFp8) {
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+      for (int32_t c = 0; c < (T::kDimTiles + 1) / 2; ++c) {
+        const uint4 x = q.Get(n, c);
+        q.Set(n, c, {ScaleUp(x.x), ScaleUp(x.y), ScaleUp(x.z), ScaleUp(x.w)});
+      }
+    }
+  }
+}
 
 template <class T>
 __device__ __forceinline__ ScoreTerms TermsOf(const DecodeRow& row) {
@@ -171,6 +186,28 @@ __device__ __forceinline__ void AttendOneByOne(Pipeline& pipeline, const Attenti
     if (!T::kFp8 && is_edge) Ring::OrderStoresBeforeCopies();  // ClearUnseenV stored
     pipeline.Release();
     if (let_next && pipeline.IsDrained()) LetNextLaunchStart();
+  }
+}
+
+// The same where a step is a unit, and the keys of the first tile are ready before the query is.
+template <class T, class Ring, class Pipeline>
+__device__ __forceinline__ void AttendFrom(const FirstKeys<T>& keys, Pipeline& pipeline,
+                                           const Attention<T>& attention, Stretch stretch,
+                                           int32_t lane, Query<T>& q, Accumulator<T>& acc,
+                                           bool let_next) {
+  static_assert(T::kFp8 && T::kUnitTiles == T::kTilesAtOnce);
+  Tiles<T> tiles;
+  int32_t token = stretch.token;
+  uint8_t* unit = pipeline.Wait();
+  ScaleQuery<T>(q);
+  tiles.Begin(unit, keys, lane, q);
+  for (int32_t i = 1;; ++i, token += stretch.stride) {
+    attention.Score(tiles, token, attention.IsEdge(token), lane, acc);
+    tiles.End(lane, acc);
+    pipeline.Release();
+    if (let_next && pipeline.IsDrained()) LetNextLaunchStart();
+    if (i == stretch.units) return;
+    tiles.Begin(pipeline.Wait(), lane, q);
   }
 }
 

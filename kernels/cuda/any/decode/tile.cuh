@@ -13,58 +13,54 @@
 
 namespace fp8kvd::kernels::cuda {
 
-// acc += tile's K of one chunk times the query.
+// One chunk of a tile's K as mma's A, two k-steps. Chunk kChunks is the last 16 dimensions, where
+// head_dim is no multiple of a chunk: one k-step.
 template <class T>
-__device__ __forceinline__ void ChunkScores(const uint8_t* k, int32_t chunk, int32_t lane,
-                                            const Query<T>& q, float (&even)[T::kNTiles][4],
-                                            float (&odd)[T::kNTiles][4]) {
-  if constexpr (T::kFp8) {
-    const uint4 x = reinterpret_cast<const uint4*>(k)[chunk * kWarpLanes + lane];
-    const uint32_t a[8] = {ExpandA(x.x), ExpandA(x.z), ExpandB(x.x), ExpandB(x.z),
-                           ExpandA(x.y), ExpandA(x.w), ExpandB(x.y), ExpandB(x.w)};
+struct KeyChunk {
+  uint32_t a[8];
+
+  __device__ __forceinline__ void Load(const uint8_t* k, int32_t chunk, int32_t lane) {
+    const uint8_t* from = k + chunk * kChunkDims * kTileTokens * (T::kFp8 ? 1 : 2);
+    const bool whole = chunk < T::kChunks;
+    if (T::kFp8 && whole) {
+      const uint4 x = reinterpret_cast<const uint4*>(from)[lane];
+      Take(ExpandA(x.x), ExpandA(x.z), ExpandB(x.x), ExpandB(x.z), 0);
+      Take(ExpandA(x.y), ExpandA(x.w), ExpandB(x.y), ExpandB(x.w), 4);
+    } else if (T::kFp8) {
+      const uint2 x = reinterpret_cast<const uint2*>(from)[lane];
+      Take(ExpandA(x.x), ExpandA(x.y), ExpandB(x.x), ExpandB(x.y), 0);
+    } else if (whole) {
+      const uint4 x = reinterpret_cast<const uint4*>(from)[lane];
+      const uint4 y = reinterpret_cast<const uint4*>(from)[kWarpLanes + lane];
+      Take(x.x, y.x, x.y, y.y, 0);
+      Take(x.z, y.z, x.w, y.w, 4);
+    } else {
+      const uint4 x = reinterpret_cast<const uint4*>(from)[lane];
+      Take(x.x, x.z, x.y, x.w, 0);
+    }
+  }
+
+  // acc += this times the query.
+  __device__ __forceinline__ void Multiply(int32_t chunk, const Query<T>& q,
+                                           float (&even)[T::kNTiles][4],
+                                           float (&odd)[T::kNTiles][4]) const {
 #pragma unroll
     for (int32_t n = 0; n < T::kNTiles; ++n) {
       const uint4 b = q.Get(n, chunk);
       Mma(even[n], a[0], a[1], a[2], a[3], b.x, b.y);
-      Mma(odd[n], a[4], a[5], a[6], a[7], b.z, b.w);
-    }
-  } else {
-    const uint4 x = reinterpret_cast<const uint4*>(k)[(2 * chunk) * kWarpLanes + lane];
-    const uint4 y = reinterpret_cast<const uint4*>(k)[(2 * chunk + 1) * kWarpLanes + lane];
-#pragma unroll
-    for (int32_t n = 0; n < T::kNTiles; ++n) {
-      const uint4 b = q.Get(n, chunk);
-      Mma(even[n], x.x, y.x, x.y, y.y, b.x, b.y);
-      Mma(odd[n], x.z, y.z, x.w, y.w, b.z, b.w);
+      if (chunk < T::kChunks) Mma(odd[n], a[4], a[5], a[6], a[7], b.z, b.w);
     }
   }
-}
 
-// The same of the last 16 dimensions, where head_dim is no multiple of a chunk.
-template <class T>
-__device__ __forceinline__ void HalfChunkScores(const uint8_t* k, int32_t lane, const Query<T>& q,
-                                                float (&even)[T::kNTiles][4]) {
-  constexpr int32_t kStart = T::kChunks * kChunkDims * kTileTokens * (T::kFp8 ? 1 : 2);
-  uint32_t a[4];
-  if constexpr (T::kFp8) {
-    const uint2 x = reinterpret_cast<const uint2*>(k + kStart)[lane];
-    a[0] = ExpandA(x.x);
-    a[1] = ExpandA(x.y);
-    a[2] = ExpandB(x.x);
-    a[3] = ExpandB(x.y);
-  } else {
-    const uint4 x = reinterpret_cast<const uint4*>(k + kStart)[lane];
-    a[0] = x.x;
-    a[1] = x.z;
-    a[2] = x.y;
-    a[3] = x.w;
+ private:
+  __device__ __forceinline__ void Take(uint32_t x, uint32_t y, uint32_t z, uint32_t w,
+                                       int32_t first) {
+    a[first] = x;
+    a[first + 1] = y;
+    a[first + 2] = z;
+    a[first + 3] = w;
   }
-#pragma unroll
-  for (int32_t n = 0; n < T::kNTiles; ++n) {
-    const uint4 b = q.Get(n, T::kChunks);
-    Mma(even[n], a[0], a[1], a[2], a[3], b.x, b.y);
-  }
-}
+};
 
 // Products of a tile's tokens g and g + 8 (0..1, 2..3) with the query columns, not yet scaled. With
 // few N tiles there are two chains of products, since one would wait for itself.
@@ -85,12 +81,15 @@ struct Products {
   // Adds one chunk of the tile's K; chunk kChunks is the half one.
   __device__ __forceinline__ void Add(const uint8_t* tile, int32_t chunk, int32_t lane,
                                       const Query<T>& q) {
-    if (chunk == T::kChunks) {
-      if constexpr (T::kHalfChunk) HalfChunkScores<T>(tile, lane, q, even);
-    } else if constexpr (kTwoChains) {
-      ChunkScores<T>(tile, chunk, lane, q, even, odd);
+    KeyChunk<T> keys;
+    keys.Load(tile, chunk, lane);
+    Add(keys, chunk, q);
+  }
+  __device__ __forceinline__ void Add(const KeyChunk<T>& keys, int32_t chunk, const Query<T>& q) {
+    if constexpr (kTwoChains) {
+      keys.Multiply(chunk, q, even, odd);
     } else {
-      ChunkScores<T>(tile, chunk, lane, q, even, even);
+      keys.Multiply(chunk, q, even, even);
     }
   }
 
@@ -178,6 +177,18 @@ __device__ __forceinline__ void AccumulateChunk(const uint8_t* v, int32_t c, int
   }
 }
 
+// K of the tile that a warp begins with, made ready while it waits for its query.
+template <class T>
+struct FirstKeys {
+  static constexpr int32_t kParts = T::kChunks + (T::kHalfChunk ? 1 : 0);
+  KeyChunk<T> chunks[kParts];
+
+  __device__ __forceinline__ void Load(const uint8_t* tile, int32_t lane) {
+#pragma unroll
+    for (int32_t c = 0; c < kParts; ++c) chunks[c].Load(tile, c, lane);
+  }
+};
+
 // Tiles on their way through a warp: kTilesAtOnce of them, from products to their part of the
 // output. A warp takes the products of the next tiles while it accumulates these (Turn), so that
 // neither waits for its own chain of products.
@@ -191,6 +202,24 @@ class Tiles {
       products[m].Clear();
 #pragma unroll
       for (int32_t c = 0; c < kParts; ++c) products[m].Add(tiles + m * T::kTileBytes, c, lane, q);
+    }
+    Take(tiles, products);
+  }
+  // keys: of the first of them.
+  __device__ __forceinline__ void Begin(uint8_t* tiles, const FirstKeys<T>& keys, int32_t lane,
+                                        const Query<T>& q) {
+    Products<T> products[kTiles];
+#pragma unroll
+    for (int32_t m = 0; m < kTiles; ++m) {
+      products[m].Clear();
+#pragma unroll
+      for (int32_t c = 0; c < kParts; ++c) {
+        if (m == 0) {
+          products[m].Add(keys.chunks[c], c, q);
+        } else {
+          products[m].Add(tiles + m * T::kTileBytes, c, lane, q);
+        }
+      }
     }
     Take(tiles, products);
   }

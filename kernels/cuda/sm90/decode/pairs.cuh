@@ -135,6 +135,11 @@ __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow
   }
 }
 
+// The first codes are expanded while the query is on its way.
+template <class T>
+inline constexpr bool kKeysAhead =
+    T::kFp8 && !T::kQueryInShared && T::kUnitTiles == T::kTilesAtOnce;
+
 template <class T, class Ring>
 __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_pairs,
                                            int32_t stages, bool lets_next_late) {
@@ -174,18 +179,28 @@ __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_p
   if (mine > 0) {
     const QueryStage<T> stage(ring + stages * T::kUnitBytes);
     Query<T> q(stage.shared());
-    if constexpr (T::kQueryInShared) stage.Fetch(args, row, pair, lane);
-    pipeline.Start(false);
     if constexpr (T::kQueryInShared) {
-      stage.Take(lane, q);
+      stage.Fetch(args, row, pair, lane);
     } else {
       query.Load(lane, q);
     }
+    pipeline.Start(false);
     Accumulator<T> acc;
-    acc.Clear();
-    AttendUnits<T, Ring>(pipeline, attention,
-                         {first * T::kUnitTokens, warps * T::kUnitTokens, mine}, lane, q, acc,
-                         lets_next_late);
+    const Stretch stretch = {first * T::kUnitTokens, warps * T::kUnitTokens, mine};
+    if constexpr (kKeysAhead<T>) {
+      FirstKeys<T> keys;
+      keys.Load(pipeline.Wait(), lane);
+      acc.Clear();
+      AttendFrom<T, Ring>(keys, pipeline, attention, stretch, lane, q, acc, lets_next_late);
+    } else {
+      if constexpr (T::kQueryInShared) {
+        stage.Take(lane, q);
+      } else {
+        ScaleQuery<T>(q);
+      }
+      acc.Clear();
+      AttendUnits<T, Ring>(pipeline, attention, stretch, lane, q, acc, lets_next_late);
+    }
     Close<T>(acc);
     __syncwarp();  // the ring is free
     WritePiece<T>(acc, lane, reinterpret_cast<float*>(ring));
