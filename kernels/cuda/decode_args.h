@@ -46,6 +46,7 @@ struct DecodeArgs {
   // Workspace of one launch at a time.
   float* pieces;       // PiecesNeeded times PieceFloats; batch_invariant: one for each item
   uint32_t* arrivals;  // [2 * ctas] flags of pieces that are there, 0 before and after
+  uint32_t* progress;  // checks of all CTAs (any/decode/pace.cuh): 16 bytes, 0 before and after
   int32_t* row_items;  // [rows_count], batch_invariant only: items of the rows before
 
   // Host memory: the rows, in place of `rows`. Null: they are where rows says.

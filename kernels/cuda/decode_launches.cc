@@ -13,6 +13,8 @@ namespace {
 // The largest sum of units that the kernels' 32-bit counters take.
 constexpr int64_t kLaunchUnitsMax = (int64_t{1} << 31) - 1;
 
+constexpr int64_t kProgressBytes = 16;
+
 }  // namespace
 
 void DecodeLaunches::Init(int32_t sm, const DeviceLimits& limits, cudaStream_t stream) {
@@ -64,7 +66,7 @@ absl::Status DecodeLaunches::Prepare(absl::Span<const KernelShape> shapes, int32
     ++*allocations;
   }
   if (arrivals_ == nullptr) {
-    auto arrivals = AllocDevice(int64_t{ShapeCtasMax(limits_)} * 2 * 4);
+    auto arrivals = AllocDevice(kProgressBytes + int64_t{ShapeCtasMax(limits_)} * 2 * 4);
     if (!arrivals.ok()) return arrivals.status();
     arrivals_ = *std::move(arrivals);
     auto row_items = AllocDevice(int64_t{kItemsMax} * 4);
@@ -167,7 +169,8 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
     args.batch_invariant = cut;
     args.cache = writes_->StateFor(some);
     args.pieces = reinterpret_cast<float*>(pieces_.get());
-    args.arrivals = reinterpret_cast<uint32_t*>(arrivals_.get());
+    args.progress = reinterpret_cast<uint32_t*>(arrivals_.get());
+    args.arrivals = reinterpret_cast<uint32_t*>(arrivals_.get() + kProgressBytes);
     args.row_items = reinterpret_cast<int32_t*>(row_items_.get());
     const LaunchWork work = WorkOfRows(some, params.group, kernel.grain, cut);
     const int64_t items_max = ItemsMax(kernel, cut);

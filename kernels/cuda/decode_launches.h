@@ -61,7 +61,7 @@ class DecodeLaunches {
 
   DeviceBytes pieces_;
   int64_t piece_floats_ = 0;  // room in pieces_
-  DeviceBytes arrivals_;
+  DeviceBytes arrivals_;      // behind the launches' progress
   DeviceBytes row_items_;
   std::vector<DecodeRow> sorted_rows_;  // room for kItemsMax
 };

@@ -101,6 +101,39 @@ FP8KVD_HOST_DEVICE constexpr int32_t CtaSlack(int32_t warps, Grain grain) {
   return warps * CeilDiv(64, grain.unit_tokens);
 }
 
+// How often the warps of a launch look whether they are ahead of the others (any/decode/pace.cuh).
+struct PacePlan {
+  int32_t every;   // units of a warp, a power of two
+  int32_t checks;  // of the first warps of all CTAs together
+  int32_t ctas;    // that have a whole share
+};
+
+// Up to so many checks a warp, of warps with at least so many units: more cost more than they win.
+inline constexpr int32_t kChecksMax = 12;
+inline constexpr int32_t kPacedUnitsMin = 16;
+inline constexpr PacePlan kNoPace = {1 << 30, 1, 1};
+
+// Units of the first warp of a CTA that has so many.
+FP8KVD_HOST_DEVICE constexpr int32_t FirstShareOf(int32_t units, int32_t warps,
+                                                  int32_t pair_units) {
+  const int32_t share = ShareOf(units, warps, pair_units, 0);
+  return share < units ? share : units;
+}
+
+// Of units that are cut into shares, and these over the warps. kNoPace where warps have little.
+FP8KVD_HOST_DEVICE constexpr PacePlan PaceFor(int32_t units, int32_t share, int32_t warps,
+                                              int32_t pair_units) {
+  const int32_t ctas = FloorDiv(units, share);
+  const int32_t rest = units - ctas * share;
+  const int32_t first = FirstShareOf(share, warps, pair_units);
+  if (first < kPacedUnitsMin || ctas == 0) return kNoPace;
+  int32_t every = 1;
+  while (every * kChecksMax < first) every *= 2;
+  const int32_t checks =
+      ctas * FloorDiv(first, every) + FloorDiv(FirstShareOf(rest, warps, pair_units), every);
+  return {every, checks, ctas};
+}
+
 // Floats of one piece: for each column head_dim sums, the maximum, the sum of the weights, and two
 // more so that neighbouring columns lie in other banks.
 FP8KVD_HOST_DEVICE constexpr int64_t PieceFloats(int32_t columns, int32_t head_dim) {

@@ -75,6 +75,11 @@ __device__ __forceinline__ void CopyAsyncPastL1(void* to, const void* from) {
 // Until all of this thread's copies have landed.
 __device__ __forceinline__ void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Adds 1 to a counter, or makes it 0 where it was at `last`.
+__device__ __forceinline__ void CountUpTo(uint32_t* counter, uint32_t last) {
+  asm volatile("red.relaxed.gpu.global.inc.u32 [%0],%1;" ::"l"(counter), "r"(last) : "memory");
+}
+
 // Raises a flag that is 0. Who sees it sees all that this thread knew of.
 __device__ __forceinline__ void RaiseFlag(uint32_t* flag) {
   asm volatile("st.release.gpu.global.u32 [%0],1;" ::"l"(flag) : "memory");

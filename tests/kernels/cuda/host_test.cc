@@ -1,4 +1,5 @@
 // What of the CUDA backend can be seen without a GPU: the layout, the cut, the table of kernels.
+#include <algorithm>
 #include <bit>
 #include <filesystem>
 #include <fstream>
@@ -107,6 +108,39 @@ TEST(ShareOf, RoundsToAFractionOfAPairWhereThatIsNear) {
 }
 
 TEST(ShareOf, IsEvenWherePairsDiffer) { EXPECT_EQ(ShareOf(1000, 132, 0, 16), 8); }
+
+// Checks that the kernels make: one by the first warp of each CTA after each `every` units.
+int64_t ChecksMade(int32_t units, int32_t share, int32_t warps, int32_t pair_units, int32_t every) {
+  int64_t checks = 0;
+  for (int64_t first = 0; first < units; first += share) {
+    const auto of_cta = static_cast<int32_t>(std::min<int64_t>(share, units - first));
+    checks += std::min(of_cta, ShareOf(of_cta, warps, pair_units, 0)) / every;
+  }
+  return checks;
+}
+
+// One check more or less than planned, and the counter would not be 0 for the next launch.
+TEST(PaceFor, CountsEveryCheckOfALaunch) {
+  for (const int32_t pair_units : {0, 1, 7, 64, 256, 8192}) {
+    for (const int32_t warps : {1, 4, 5, 8}) {
+      for (int32_t units = 1; units < 1 << 22; units += 1 + units / 7) {
+        const int32_t share = ShareOf(units, 132, pair_units, CtaSlack(warps, {32, 8}));
+        const PacePlan plan = PaceFor(units, share, warps, pair_units);
+        if (plan.every == kNoPace.every) continue;
+        ASSERT_EQ(plan.checks, ChecksMade(units, share, warps, pair_units, plan.every))
+            << units << " units, pairs of " << pair_units << ", " << warps << " warps";
+        ASSERT_EQ(plan.every & (plan.every - 1), 0);
+      }
+    }
+  }
+}
+
+TEST(PaceFor, ChecksAFewTimesAWarpAndNotWhereThereIsLittleToDo) {
+  EXPECT_EQ(PaceFor(32768, 256, 8, 8192).every, 4);  // 32 units a warp
+  EXPECT_EQ(PaceFor(131072, 1024, 4, 256).every, 32);
+  EXPECT_EQ(PaceFor(132 * 64, 64, 8, 0).every, kNoPace.every);  // 8 units a warp
+  EXPECT_EQ(PaceFor(4096, 8192, 8, 0).every, kNoPace.every);    // no CTA has a whole share
+}
 
 // Bytes that a CTA waits for and nobody sends would hang a launch.
 TEST(JoinShare, GivesEachItemOneCtaAndAPlaceOfItsOwn) {

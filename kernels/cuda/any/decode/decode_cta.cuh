@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/any/decode/combine.cuh"
 #include "kernels/cuda/any/decode/pipeline.cuh"
@@ -28,6 +29,7 @@ struct SharedLayout {
   int32_t full;    // barriers, [warps][stages]
   int32_t map;     // WorkMap
   int32_t pieces;  // PieceList
+  int32_t pace;    // PaceTerms
   int32_t states;  // WarpState, [warps]
   int32_t rings;   // [warps][ring_bytes]: stages, then the query
   int32_t ring_bytes;
@@ -42,7 +44,8 @@ __host__ __device__ constexpr SharedLayout LayoutOf(int32_t rows_count, int32_t 
   layout.map = layout.full + warps * stages * 8;
   const int32_t map_end = layout.map + MapInts(rows_count, warps) * 4;
   layout.pieces = (map_end + 15) / 16 * 16;
-  layout.states = layout.pieces + (static_cast<int32_t>(sizeof(PieceList)) + 15) / 16 * 16;
+  layout.pace = layout.pieces + (static_cast<int32_t>(sizeof(PieceList)) + 15) / 16 * 16;
+  layout.states = layout.pace + PaceTerms::Bytes(warps);
   const int32_t states_end = layout.states + warps * static_cast<int32_t>(sizeof(WarpState));
   layout.rings = (states_end + 127) / 128 * 128;
   const int32_t ring = stages * T::kUnitBytes + T::kQueryBytes;
@@ -55,6 +58,9 @@ __host__ __device__ constexpr SharedLayout LayoutOf(int32_t rows_count, int32_t 
 template <class T, class Ring>
 class Worker {
  public:
+  using PaceKind = std::conditional_t<Ring::kPaces && T::kPaced, Pace, NoPace>;
+  using Units = Pipeline<T, Ring, CutSource<T>, PaceKind>;
+
   __device__ __forceinline__ Worker(const DecodeArgs& args, const WorkMap& map, Range units,
                                     int32_t row, uint8_t* ring, int32_t ring_bytes, uint8_t* query,
                                     WarpState& state, PieceMarks& marks, bool let_next)
@@ -74,7 +80,7 @@ class Worker {
   }
 
   // All but the look at the first pair, which reads rows alone. The queries have to be there.
-  __device__ __forceinline__ void Run(Pipeline<T, Ring, CutSource<T>>& pipeline) {
+  __device__ __forceinline__ void Run(Units& pipeline) {
     if (!HasWork()) return;
     if constexpr (!T::kQueryInShared) Fetch(0);
     int32_t slot = 0;
@@ -111,8 +117,7 @@ class Worker {
   }
 
   // One pair's part of the range, from unit `begin` on. Returns its end.
-  __device__ __forceinline__ int32_t AttendPair(Pipeline<T, Ring, CutSource<T>>& pipeline,
-                                                int32_t begin, int32_t slot) {
+  __device__ __forceinline__ int32_t AttendPair(Units& pipeline, int32_t begin, int32_t slot) {
     const int32_t lane = Lane();
     const DecodeRow& row = state_.row[slot];
     const Pair& pair = state_.pair[slot];
@@ -214,15 +219,23 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
 
   uint8_t* ring = rings + warp * layout.ring_bytes;
   const int32_t row = RowOf(map.units, map.rows_count, units.first);
-  Pipeline<T, Ring, CutSource<T>> pipeline(
+  using PaceKind = typename Worker<T, Ring>::PaceKind;
+  // A warp that holds a unit back still has one under way beside the one in work. Short launches do
+  // not wait for a plan.
+  const bool is_paced = PaceKind::kIsOn && stages > 2 && !args.batch_invariant &&
+                        items >= kPacedUnitsMin * warps * static_cast<int32_t>(gridDim.x);
+  const PacePlan plan = is_paced ? PaceFor(items, share, warps, map.uniform) : kNoPace;
+  typename Worker<T, Ring>::Units pipeline(
       {args, map, row}, units, stages, ring,
-      reinterpret_cast<uint64_t*>(shared + layout.full) + warp * stages);
+      reinterpret_cast<uint64_t*>(shared + layout.full) + warp * stages,
+      MakePace<PaceKind>(args.progress, plan, *reinterpret_cast<PaceTerms*>(shared + layout.pace)));
   // The first reader after a writer lets the next launch start only when the writer is done.
   if (args.cache == CacheState::kUnsettled) WaitForPreviousLaunch();
   pipeline.Start(args.cache == CacheState::kBelowQueries);
   Worker<T, Ring> worker(
       args, map, units, row, ring, layout.ring_bytes, ring + stages * T::kUnitBytes,
       reinterpret_cast<WarpState*>(shared + layout.states)[warp], list.marks[warp], lets_next_late);
+  if (is_paced) __syncthreads();  // its terms are there
   WaitForPreviousLaunch();
   if (args.cache != CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
   pipeline.Start(false);

@@ -4,19 +4,20 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/any/decode/pace.cuh"
 #include "kernels/cuda/any/decode/work.cuh"
 
 namespace fp8kvd::kernels::cuda {
 
 // Ring says how bytes travel: kArrivals, Init, Copy (all lanes call it; `owner` has the source),
 // Wait. Source says where a unit comes from: UnitSource At(unit), called with ascending
-// units.
-template <class T, class Ring, class Source>
+// units. PaceKind: NoPace or Pace.
+template <class T, class Ring, class Source, class PaceKind = NoPace>
 class Pipeline {
  public:
   __device__ __forceinline__ Pipeline(const Source& source, Range units, int32_t stages,
-                                      uint8_t* ring, uint64_t* full)
-      : source_(source), units_(units), stages_(stages), ring_(ring), full_(full) {
+                                      uint8_t* ring, uint64_t* full, PaceKind pace = PaceKind())
+      : source_(source), units_(units), stages_(stages), ring_(ring), full_(full), pace_(pace) {
     lane_ = threadIdx.x % kWarpLanes;
     for (int32_t s = lane_; s < stages_; s += kWarpLanes) Ring::Init(full_ + s);
     Ring::FenceInit();
@@ -52,10 +53,16 @@ class Pipeline {
     return ring_ + next * T::kUnitBytes;
   }
 
-  // All lanes are done with the unit; another one takes its place.
+  // All lanes are done with the unit; another one takes its place, or waits (Pace).
   __device__ __forceinline__ void Release() {
     __syncwarp();
-    if (issued_ < Units()) {
+    if constexpr (PaceKind::kIsOn) {
+      for (int32_t count = pace_.UnitDone(); count > 0 && issued_ < Units(); --count) {
+        LookUp(issued_);
+        Issue(free_);
+        if (++free_ == stages_) free_ = 0;
+      }
+    } else if (issued_ < Units()) {
       LookUp(issued_);
       Issue(stage_);
     }
@@ -94,7 +101,9 @@ class Pipeline {
   int32_t looked_up_ = 0;
   int32_t stage_ = 0;
   uint32_t phase_ = 0;
+  int32_t free_ = 0;  // the stage that the next unit goes to, where there is a pace
   UnitSource found_{};
+  PaceKind pace_;
 };
 
 }  // namespace fp8kvd::kernels::cuda

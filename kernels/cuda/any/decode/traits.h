@@ -50,6 +50,9 @@ struct DecodeTraits {
   // Products of the next tiles are taken while these are accumulated, where registers suffice. Not
   // in fp8_kv: that much code costs short work more than it gains long work.
   static constexpr bool kTurns = columns == 8 && !kFp8;
+  // Warps of an even cut keep together (pace.cuh). In bf16 that costs 1 %, and more columns have no
+  // register to spare for it.
+  static constexpr bool kPaced = columns == 8 && kFp8;
   // Two CTAs of a pairs launch have room on a multiprocessor where they are small enough.
   static constexpr int32_t kPairCtas = columns == 8 && head_dim <= 128 ? 2 : 1;
 

@@ -10,6 +10,8 @@
 namespace fp8kvd::kernels::cuda {
 
 struct BulkRing {
+  static constexpr bool kPaces = true;
+
   static __device__ __forceinline__ void Init(uint64_t* full) {
     asm volatile("mbarrier.init.shared.b64 [%0],1;" ::"r"(SharedAddress(full)) : "memory");
   }

@@ -1,0 +1,91 @@
+// kernels/cuda/any/decode/pace.cuh: keeps the warps of a launch together (decision 0022). The
+// memory serves some multiprocessors faster than others. A warp that gets ahead of the launch's
+// mean keeps one unit less under way until it no longer is, so that the slow ones get more. Only
+// speed depends on it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/any/decode/registers.cuh"
+#include "kernels/cuda/any/ptx.cuh"
+#include "kernels/cuda/decode_work.h"
+
+namespace fp8kvd::kernels::cuda {
+
+// For warps that are not kept together: sets out a unit for each one done.
+struct NoPace {
+  static constexpr bool kIsOn = false;
+};
+
+// In shared memory.
+struct PaceTerms {
+  float units_each;  // that the mean warp has done, for each check counted
+  float lead;        // units that a warp may be ahead of what it knows of the mean
+  uint32_t last;     // DecodeArgs::progress counts up to here and then is 0 again
+  uint32_t unused;   // seen[] takes copies of 16 bytes
+  uint4 seen[1];     // [warps]: .x is the progress that the warp saw last
+
+  static constexpr int32_t Bytes(int32_t warps) { return 16 * (1 + warps); }
+};
+
+class Pace {
+ public:
+  static constexpr bool kIsOn = true;
+
+  // All threads of the CTA call it, with a barrier before the first unit is done.
+  __device__ __forceinline__ Pace(uint32_t* progress, const PacePlan& plan, PaceTerms& terms)
+      : progress_(progress), terms_(terms), mask_(plan.every - 1) {
+    if (plan.every == kNoPace.every) return;
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    if (thread % kWarpLanes == 0) terms.seen[thread / kWarpLanes].x = 0;
+    if (thread != 0) return;
+    const auto every = static_cast<float>(plan.every);
+    terms.units_each = every / static_cast<float>(plan.ctas);
+    // A check knows what was counted at the one before.
+    terms.lead = every;
+    terms.last = static_cast<uint32_t>(plan.checks) - 1U;
+  }
+
+  // All lanes call it after each unit. How many units to set out now.
+  __device__ __forceinline__ int32_t UnitDone() {
+    ++done_;
+    return (done_ & mask_) == 0 ? Check() : 1;
+  }
+
+ private:
+  // The first warp of each CTA counts for it; all look.
+  __device__ __forceinline__ int32_t Check() {
+    bool ahead = false;
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    if (thread % kWarpLanes == 0) {
+      uint4& seen = terms_.seen[thread / kWarpLanes];
+      WaitForCopies();  // of the check before
+      const float mean = terms_.units_each * static_cast<float>(seen.x);
+      ahead = static_cast<float>(done_) > mean + terms_.lead;
+      if (thread == 0) CountUpTo(progress_, terms_.last);
+      CopyAsyncPastL1(&seen, progress_);
+    }
+    ahead = __shfl_sync(kAllLanes, ahead, 0);
+    const int32_t count = (ahead ? 0 : 1) + (held_ ? 1 : 0);
+    held_ = ahead;
+    return count;
+  }
+
+  uint32_t* const progress_;
+  PaceTerms& terms_;
+  const int32_t mask_;
+  int32_t done_ = 0;
+  bool held_ = false;  // a unit less is under way
+};
+
+template <class Kind>
+__device__ __forceinline__ Kind MakePace(uint32_t* progress, const PacePlan& plan,
+                                         PaceTerms& terms) {
+  if constexpr (Kind::kIsOn) {
+    return Kind(progress, plan, terms);
+  } else {
+    return Kind();
+  }
+}
+
+}  // namespace fp8kvd::kernels::cuda
