@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <limits>
@@ -355,6 +356,79 @@ std::string BatchOf512(Backend& /*backend*/, BackendDevice& device) {
   return "";
 }
 
+// Long enough that warps keep together (any/decode/pace.cuh), which no case is: one sequence, seen
+// up to a different token by each row. A launch of one row is short again, and not kept together.
+constexpr int32_t kLongRows = 64;
+
+std::string ALongLaunchOf(int32_t head_dim, Backend& backend, BackendDevice& device) {
+  constexpr int32_t kTokens = 6000;
+  constexpr int32_t kHeads = 8;  // and as many query heads for each
+  constexpr int32_t kPages = (kTokens + kPageTokens - 1) / kPageTokens;
+  device.Reset();
+  const int64_t stride = kHeads * backend.BlockBytes(Precision::kFp8Kv, head_dim);
+  uint8_t* pool = device.Pool(kPages * stride);
+  int32_t* table = device.Table(kPages);
+  std::vector<int32_t> pages(kPages);
+  std::iota(pages.rbegin(), pages.rend(), 0);
+  std::string error = device.Poison(pool, kPages * stride);
+  if (error.empty()) error = device.SetTable(table, pages);
+  const int64_t kv_count = int64_t{kTokens} * kHeads * head_dim;
+  const int64_t q_count = int64_t{kHeads} * kHeads * head_dim;
+  auto* kv = reinterpret_cast<uint16_t*>(device.Staging((kv_count + 8) * 2));
+  auto* q = reinterpret_cast<uint16_t*>(device.Staging(kLongRows * q_count * 2));
+  auto* out = reinterpret_cast<float*>(device.Staging(kLongRows * q_count * 4));
+  Random random(head_dim);
+  for (int64_t i = 0; i < kv_count + 8; ++i) kv[i] = FloatToBf16(random.Normal());
+  for (int64_t i = 0; i < kLongRows * q_count; ++i) q[i] = FloatToBf16(random.Normal());
+  const AppendRow append = {kv, kv + 8, table, pool, stride, 0, kTokens, kHeads};
+  if (error.empty()) error = device.Append({&append, 1, head_dim, Precision::kFp8Kv});
+  std::vector<DecodeRow> rows(kLongRows);
+  for (int32_t i = 0; i < kLongRows; ++i) {
+    rows[i].q = q + i * q_count;
+    rows[i].out = out + i * q_count;
+    rows[i].block_table = table;
+    rows[i].base = pool;
+    rows[i].page_stride = stride;
+    rows[i].pos = kTokens - 1 - 23 * i;
+    rows[i].q_len = 1;
+    rows[i].kv_heads = kHeads;
+    rows[i].sm_scale = 0.1F;
+  }
+  const auto decode = [&](int32_t first, int32_t count) {
+    if (!error.empty()) return;
+    error = device.Decode(
+        {rows.data() + first, count, head_dim, kHeads, Precision::kFp8Kv, OutType::kFp32, false});
+  };
+  const auto answer = [&] {
+    if (error.empty()) error = device.Wait();
+    return std::vector<float>(out, out + kLongRows * q_count);
+  };
+  for (int32_t i = 0; i < kLongRows; ++i) decode(i, 1);
+  const std::vector<float> alone = answer();
+  decode(0, kLongRows);
+  const std::vector<float> together = answer();
+  for (int32_t i = 0; i < 5; ++i) decode(0, kLongRows);
+  const std::vector<float> again = answer();
+  if (!error.empty()) return error;
+  if (!SameBits(together, again)) return "bits differ";
+  double difference = 0.0;
+  double all = 0.0;
+  for (size_t i = 0; i < alone.size(); ++i) {
+    difference += std::pow(static_cast<double>(alone[i]) - static_cast<double>(together[i]), 2.0);
+    all += std::pow(static_cast<double>(alone[i]), 2.0);
+  }
+  // Each is within 2e-3 of the right answer.
+  return std::sqrt(difference / all) <= 4e-3 ? "" : "rows have other answers alone";
+}
+
+std::string ALongLaunchGivesWhatItsRowsGive(Backend& backend, BackendDevice& device) {
+  for (const int32_t head_dim : {64, 128, 256}) {
+    const std::string error = ALongLaunchOf(head_dim, backend, device);
+    if (!error.empty()) return "head_dim " + std::to_string(head_dim) + ": " + error;
+  }
+  return "";
+}
+
 // ---- The rest of the backend ----
 
 std::string CopiedPagesAreEqual(Backend& backend, BackendDevice& device) {
@@ -413,6 +487,7 @@ const std::vector<Check>& GpuChecks() {
       {"a_step_sees_its_own_tokens", AStepSeesItsOwnTokens, true},
       {"steps_end_in_their_order", StepsEndInTheirOrder, true},
       {"batch_of_512", BatchOf512, true},
+      {"a_long_launch_gives_what_its_rows_give", ALongLaunchGivesWhatItsRowsGive, true},
       {"copied_pages_are_equal", CopiedPagesAreEqual},
       {"a_shape_without_a_kernel_is_named", AShapeWithoutAKernelIsNamed},
       {"many_launches_take_no_memory", ManyLaunchesTakeNoMemory, true},
