@@ -33,6 +33,7 @@ using kernels::cuda::LaunchAppend;
 using kernels::cuda::LaunchMerge;
 using kernels::cuda::LaunchShape;
 using kernels::cuda::LaunchWork;
+using kernels::cuda::NewToken;
 using kernels::cuda::PieceFloats;
 using kernels::cuda::ShapeFor;
 using kernels::cuda::WorkOfRows;
@@ -80,7 +81,8 @@ struct Gpu::Problem {
   int64_t copy_bytes = 0;
   std::vector<DecodeRow> rows;  // of the first copy
   const DecodeRow* device_rows = nullptr;
-  const AppendRow* device_appends = nullptr;  // the last token of each sequence, written again
+  // The last token of each sequence, written again.
+  const NewToken* device_tokens = nullptr;
 };
 
 Gpu::Gpu() {
@@ -164,7 +166,7 @@ Gpu::Problem Gpu::Place(const Shape& shape) {
   Upload(table.data(), pages * 4, kTableAt, scratch_);
 
   std::vector<DecodeRow> rows;
-  std::vector<AppendRow> appends;
+  std::vector<NewToken> tokens;
   const auto* noise = reinterpret_cast<const uint16_t*>(scratch_ + kNoiseAt);
   const int64_t q_elements = int64_t{shape.q_len} * shape.q_heads * shape.head_dim;
   for (int32_t copy = 0; copy < problem.copies; ++copy) {
@@ -181,19 +183,17 @@ Gpu::Problem Gpu::Place(const Shape& shape) {
       row.kv_heads = shape.kv_heads;
       row.sm_scale = 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
       rows.push_back(row);
-      appends.push_back({noise + i * q_elements, noise + i * q_elements + 1024, entry,
-                         pool_ + copy * problem.copy_bytes, stride, shape.kv_lens[i] - 1, 1,
-                         shape.kv_heads});
+      tokens.push_back({noise + i * q_elements, noise + i * q_elements + 1024});
       entry += Pages(shape.kv_lens[i]);
     }
   }
   Upload(rows.data(), static_cast<int64_t>(rows.size() * sizeof(DecodeRow)), kRowsAt, scratch_);
-  Upload(appends.data(), static_cast<int64_t>(appends.size() * sizeof(AppendRow)), kAppendRowsAt,
+  Upload(tokens.data(), static_cast<int64_t>(tokens.size() * sizeof(NewToken)), kAppendRowsAt,
          scratch_);
   rows.resize(shape.kv_lens.size());
   problem.rows = rows;
   problem.device_rows = reinterpret_cast<const DecodeRow*>(scratch_ + kRowsAt);
-  problem.device_appends = reinterpret_cast<const AppendRow*>(scratch_ + kAppendRowsAt);
+  problem.device_tokens = reinterpret_cast<const NewToken*>(scratch_ + kAppendRowsAt);
   return problem;
 }
 
@@ -258,14 +258,7 @@ double Gpu::DecodeUs(const Shape& shape, const Variant& variant) {
   const int32_t launches = std::max(20, problem.copies);
   return MedianUs(launches, [&](int32_t i) {
     const int64_t first = int64_t{i % problem.copies} * count;
-    if (variant.with_append) {
-      Must(LaunchAppend(
-               {.params = {problem.device_appends + first, count, shape.head_dim, shape.precision},
-                .tiles_max = shape.kv_heads,
-                .tables_settled = true},
-               stream_),
-           "appending");
-    }
+    if (variant.with_append) args.tokens = problem.device_tokens + first;
     args.rows = problem.device_rows + first;
     args.rows_count = static_cast<int32_t>(cut);
     args.batch_invariant = true;
@@ -309,9 +302,10 @@ Gpu::Append Gpu::BulkAppend(Precision precision, int32_t head_dim, int32_t seqs,
   }
   Upload(rows.data(), static_cast<int64_t>(rows.size() * sizeof(AppendRow)), kAppendRowsAt,
          scratch_);
+  const auto* device_rows = reinterpret_cast<const AppendRow*>(scratch_ + kAppendRowsAt);
   Append result{};
   result.us = MedianUs(std::max(20, problem.copies), [&](int32_t i) {
-    const AppendRow* of_copy = problem.device_appends + int64_t{i % problem.copies} * seqs;
+    const AppendRow* of_copy = device_rows + int64_t{i % problem.copies} * seqs;
     Must(LaunchAppend({.params = {of_copy, seqs, head_dim, precision},
                        .tiles_max = (n + kTileTokens - 1) / kTileTokens * kv_heads,
                        .tables_settled = true},

@@ -35,7 +35,7 @@ struct Shape {
 struct Variant {
   int32_t sm = 90;
   bool batch_invariant = false;
-  bool with_append = false;  // one token of each sequence is appended before each decode
+  bool with_append = false;  // each decode appends one token of each sequence
 };
 
 class Gpu {

@@ -91,7 +91,7 @@ def variant_table(data):
 def append_table(data):
     rows = ["| what | precision | us | |", "|---|---|---|---|"]
     for cell in data["step_with_append"]:
-        rows.append(f"| decode of 64 x {cell['kv_len']} after an append of a token each "
+        rows.append(f"| decode of 64 x {cell['kv_len']} that appends a token to each "
                     f"| {cell['precision']} | {cell['us']:.2f} "
                     f"| {cell['us'] - cell['default_us']:+.2f} us against decode alone |")
     for cell in data["bulk_append"]:

@@ -33,6 +33,12 @@ struct DoneMark {
   uint64_t value;
 };
 
+// The token at a row's pos, which the launch appends. k, v: [kv_heads, head_dim].
+struct NewToken {
+  const uint16_t* k;  // null: there is nothing to append
+  const uint16_t* v;
+};
+
 struct DecodeArgs {
   // Device memory, as all that rows point to; out, lse and sink_logits may be pinned host memory.
   const DecodeRow* rows;
@@ -48,6 +54,10 @@ struct DecodeArgs {
   uint32_t* arrivals;  // [2 * ctas] flags of pieces that are there, 0 before and after
   uint32_t* progress;  // checks of all CTAs (any/decode/pace.cuh): 16 bytes, 0 before and after
   int32_t* row_items;  // [rows_count], batch_invariant only: items of the rows before
+
+  // [rows_count] device memory. Then cache is not kSettled, rows are of one query token, no two of
+  // one sequence and layer, and pairs of up to NearRows::kColumnsMax columns. Null: none.
+  const NewToken* tokens;
 
   // Host memory: the rows, in place of `rows`. Null: they are where rows says.
   const NearRows* near;

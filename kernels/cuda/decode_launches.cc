@@ -22,6 +22,7 @@ void DecodeLaunches::Init(int32_t sm, const DeviceLimits& limits, cudaStream_t s
   limits_ = limits;
   stream_ = stream;
   sorted_rows_.reserve(kItemsMax);
+  tokens_.reserve(kItemsMax);
 }
 
 absl::Status DecodeLaunches::CheckShape(const KernelShape& shape) const {
@@ -141,6 +142,21 @@ int64_t DecodeLaunches::RowsOfLaunch(absl::Span<const DecodeRow> rows, const Dec
   return count;
 }
 
+absl::Status DecodeLaunches::AddTokens(absl::Span<const DecodeRow> rows,
+                                       absl::Span<const AppendRow>& appends, DecodeArgs& args) {
+  tokens_.clear();
+  for (const DecodeRow& row : rows) {
+    const bool has_one = !appends.empty() && IsOf(appends.front(), row);
+    tokens_.push_back(has_one ? NewToken{appends.front().k, appends.front().v} : NewToken{});
+    if (has_one) appends.remove_prefix(1);
+  }
+  const auto at = inputs_->Upload(absl::MakeConstSpan(tokens_));
+  if (!at.ok()) return at.status();
+  args.tokens = *at;
+  if (args.cache == CacheState::kSettled) args.cache = CacheState::kBelowQueries;
+  return absl::OkStatus();
+}
+
 absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
                                         const DecodeParams& params, const DecodeKernel& kernel,
                                         StepPath path, bool may_mark) {
@@ -150,6 +166,9 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
   const bool cut = params.batch_invariant && !alone;
   const bool is_near = path == StepPath::kNear && !params.batch_invariant &&
                        kernel.grain.columns <= NearRows::kColumnsMax;
+  const absl::Span<const AppendRow> tokens =
+      inputs_->left_tokens() ? inputs_->Kept() : absl::Span<const AppendRow>();
+  absl::Span<const AppendRow> tokens_left = tokens;
   while (!rows.empty()) {
     const auto some = rows.subspan(0, RowsOfLaunch(rows, params, kernel, cut));
     DecodeArgs args{};
@@ -168,6 +187,9 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
     args.out_type = params.out_type;
     args.batch_invariant = cut;
     args.cache = writes_->StateFor(some);
+    if (!tokens.empty()) {
+      if (absl::Status added = AddTokens(some, tokens_left, args); !added.ok()) return added;
+    }
     args.pieces = reinterpret_cast<float*>(pieces_.get());
     args.progress = reinterpret_cast<uint32_t*>(arrivals_.get());
     args.arrivals = reinterpret_cast<uint32_t*>(arrivals_.get() + kProgressBytes);
@@ -198,6 +220,9 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
     fences_->SetMarked(args.done.flags != nullptr);
     rows.remove_prefix(some.size());
   }
+  if (tokens.empty()) return absl::OkStatus();
+  writes_->Append(tokens);
+  inputs_->TakeKept();
   return absl::OkStatus();
 }
 

@@ -49,6 +49,9 @@ class DecodeLaunches {
   // How many rows from the front one launch takes; at least one.
   int64_t RowsOfLaunch(absl::Span<const DecodeRow> rows, const DecodeParams& params,
                        const DecodeKernel& kernel, bool cut) const;
+  // The appends that inputs left for the rows, taken from the front, as the launch's tokens.
+  absl::Status AddTokens(absl::Span<const DecodeRow> rows, absl::Span<const AppendRow>& appends,
+                         DecodeArgs& args);
   absl::Status DecodeRows(absl::Span<const DecodeRow> rows, const DecodeParams& params,
                           const DecodeKernel& kernel, StepPath path, bool may_mark);
 
@@ -64,6 +67,7 @@ class DecodeLaunches {
   DeviceBytes arrivals_;      // behind the launches' progress
   DeviceBytes row_items_;
   std::vector<DecodeRow> sorted_rows_;  // room for kItemsMax
+  std::vector<NewToken> tokens_;        // the same
 };
 
 }  // namespace fp8kvd::kernels::cuda

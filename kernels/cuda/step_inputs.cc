@@ -66,6 +66,7 @@ StepInputs::~StepInputs() {
 absl::Status StepInputs::Init(cudaStream_t stream) {
   stream_ = stream;
   kept_rows_.reserve(kItemsMax);
+  places_.reserve(kItemsMax);
   absl::Status status =
       ToStatus(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "making a stream");
   if (!status.ok()) return status;
@@ -132,8 +133,24 @@ bool StepInputs::KeptFollows(absl::Span<const DecodeRow> rows) const {
   return true;
 }
 
+bool StepInputs::KeptAreTokensOf(absl::Span<const DecodeRow> rows) {
+  const absl::Span<const AppendRow> appends = Kept();
+  size_t appended = 0;
+  places_.clear();
+  for (const DecodeRow& row : rows) {
+    if (row.q_len != 1) return false;
+    if (appended < appends.size() && IsOf(appends[appended], row)) ++appended;
+    places_.emplace_back(row.block_table, row.base);
+  }
+  if (appended < appends.size()) return false;
+  if (appended == 0) return true;
+  std::sort(places_.begin(), places_.end());
+  return std::adjacent_find(places_.begin(), places_.end()) == places_.end();
+}
+
 absl::Status StepInputs::Bring(StepPath path, absl::Span<DecodeRow> rows,
                                const DecodeParams& params) {
+  left_tokens_ = false;
   queries_.Clear();
   for (const DecodeRow& row : rows) queries_.Add(row.q, QueryBytes(row, params));
   if (!queries_.FindTwins(*twins_)) {  // not of ours: kernels read it where it is
@@ -151,6 +168,9 @@ absl::Status StepInputs::Bring(StepPath path, absl::Span<DecodeRow> rows,
     }
     if (absl::Status status = CopyIn(queries_); !status.ok()) return status;
     queries_.Clear();
+    left_tokens_ = has_kept() && !params.batch_invariant && params.group <= NearRows::kColumnsMax &&
+                   KeptAreTokensOf(rows);
+    if (left_tokens_) return absl::OkStatus();
   }
   if (!has_kept() && queries_.count() == 0) return absl::OkStatus();
   if (!has_kept()) {

@@ -2,14 +2,15 @@
 // the append, which is one launch with the fetch of the queries.
 //
 // Promises: an append that was given is on its way before anything that is queued after Flush or
-//   Bring returned. Until then it is kept back, since the decode that mostly follows adds its
-//   queries to the same launch.
+//   Bring returned, or is left to the decode (left_tokens). Until then it is kept back, since the
+//   decode that mostly follows adds its queries to the same launch, or takes the tokens itself.
 // Does not manage: which decode kernel runs; results (backend.cc).
 // Threads: one caller at a time. Cost: no allocation once Init is done.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -71,7 +72,15 @@ class StepInputs {
     return absl::Span<const AppendRow>(kept_rows_).subspan(kept_first_);
   }
   // Another launch has taken all that was kept.
-  void TakeKept() { kept_first_ = kept_rows_.size(); }
+  void TakeKept() {
+    kept_first_ = kept_rows_.size();
+    left_tokens_ = false;
+  }
+  // Whether rows are of one query token, each append kept back is the token of one of them, in
+  // their order, and no other row may see it.
+  bool KeptAreTokensOf(absl::Span<const DecodeRow> rows);
+  // Bring left the appends to the decode, as its tokens.
+  bool left_tokens() const { return left_tokens_; }
   // Whether what is kept back can go with a decode of these rows.
   bool Fits(const DecodeParams& params) const {
     return !has_kept() ||
@@ -83,7 +92,8 @@ class StepInputs {
   // rows need no more appends than so many from the front.
   bool KeptFollows(absl::Span<const DecodeRow> rows) const;
   // Brings the queries of rows by the path, with what was kept back (kNear: the first
-  // NearAppends::kMax of it), and sets each row's q to where it will be.
+  // NearAppends::kMax of it), and sets each row's q to where it will be. Leaves what was kept to a
+  // decode that has nothing else to wait for.
   absl::Status Bring(StepPath path, absl::Span<DecodeRow> rows, const DecodeParams& params);
 
   // A launch's array on its way to the device.
@@ -111,6 +121,9 @@ class StepInputs {
   AppendParams kept_{};  // rows: kept_rows_
   std::vector<AppendRow> kept_rows_;
   size_t kept_first_ = 0;  // those before it were launched
+  bool left_tokens_ = false;
+  // Rows' sequences and layers, by table and base; room for kItemsMax.
+  std::vector<std::pair<const int32_t*, const uint8_t*>> places_;
   HostRanges kv_;
   HostRanges queries_;
 };

@@ -4,7 +4,6 @@
 #include <bit>
 #include <utility>
 
-#include "config/base/limits.h"
 #include "kernels/cuda/decode_table.h"
 #include "kernels/cuda/step_shape.h"
 
@@ -12,23 +11,6 @@ namespace fp8kvd::kernels::cuda {
 namespace {
 
 constexpr int32_t kWarpThreads = 32;
-
-// Whether rows are of one query token, each append is the token of one of them, in their order, and
-// no other row may see it.
-bool IsStep(absl::Span<const DecodeRow> rows, absl::Span<const AppendRow> appends,
-            std::vector<std::pair<const int32_t*, const uint8_t*>>& places) {
-  size_t appended = 0;
-  places.clear();
-  for (const DecodeRow& row : rows) {
-    if (row.q_len != 1) return false;
-    if (appended < appends.size() && IsOf(appends[appended], row)) ++appended;
-    places.emplace_back(row.block_table, row.base);
-  }
-  if (appended < appends.size()) return false;
-  if (appended == 0) return true;
-  std::sort(places.begin(), places.end());
-  return std::adjacent_find(places.begin(), places.end()) == places.end();
-}
 
 // A launch that may begin while the one before it ends, as LaunchAfterPrevious in any/launch.h.
 cudaError_t LaunchAfterPrevious(const KernelLaunch& launch, cudaStream_t stream) {
@@ -54,7 +36,6 @@ void StepLaunches::Init(int32_t sm, const DeviceLimits& limits, cudaStream_t str
   sm_ = sm;
   limits_ = limits;
   stream_ = stream;
-  places_.reserve(kItemsMax);
 }
 
 absl::Status StepLaunches::Prepare(absl::Span<const KernelShape> shapes, int64_t* allocations) {
@@ -134,7 +115,7 @@ absl::StatusOr<bool> StepLaunches::Run(absl::Span<const DecodeRow> rows,
                                        const DecodeParams& params) {
   const absl::Span<const AppendRow> appends = inputs_->Kept();
   Prepared* const prepared = Find(params);
-  if (prepared == nullptr || params.batch_invariant || !IsStep(rows, appends, places_)) {
+  if (prepared == nullptr || params.batch_invariant || !inputs_->KeptAreTokensOf(rows)) {
     return false;
   }
   const DecodeKernel& kernel = *prepared->kernel;

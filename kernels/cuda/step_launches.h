@@ -7,7 +7,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -65,8 +64,6 @@ class StepLaunches {
   cudaStream_t stream_ = nullptr;
   std::vector<std::unique_ptr<Prepared>> prepared_;
   NearStepRows<kStepRowsMax> near_{};  // of the launch that is being made
-  // The rows' sequences and layers, by table and base; room for kItemsMax.
-  std::vector<std::pair<const int32_t*, const uint8_t*>> places_;
 };
 
 }  // namespace fp8kvd::kernels::cuda

@@ -210,35 +210,33 @@ std::string ASinkAboveAllTakesAllWeight(Backend& /*backend*/, BackendDevice& dev
 // Steps as a daemon takes them: append one token to each sequence, then decode it. Decode begins to
 // read while the append may still run, so it must leave alone what that writes. Each answer is
 // taken again when all is quiet.
-std::string AStepSeesItsOwnTokens(Backend& backend, BackendDevice& device) {
-  constexpr int32_t kSeqs = 5;
-  constexpr int32_t kSteps = 150;
+std::string StepsSee(Backend& backend, BackendDevice& device, int32_t seqs, int32_t steps) {
   constexpr int32_t kHeadDim = 128;
   constexpr int32_t kGroup = 8;
-  constexpr int32_t kPages = (kSteps + kPageTokens - 1) / kPageTokens;
+  const int32_t seq_pages = (steps + kPageTokens - 1) / kPageTokens;
   for (const Precision precision : kPrecisions) {
     device.Reset();
     const int64_t block = backend.BlockBytes(precision, kHeadDim);
-    uint8_t* pool = device.Pool(kSeqs * kPages * block);
-    int32_t* tables = device.Table(kSeqs * kPages);
-    std::vector<int32_t> pages(kSeqs * kPages);
-    for (int32_t i = 0; i < kSeqs * kPages; ++i) pages[i] = kSeqs * kPages - 1 - i;
-    std::string error = device.Poison(pool, kSeqs * kPages * block);
+    uint8_t* pool = device.Pool(seqs * seq_pages * block);
+    int32_t* tables = device.Table(seqs * seq_pages);
+    std::vector<int32_t> pages(seqs * seq_pages);
+    for (int32_t i = 0; i < seqs * seq_pages; ++i) pages[i] = seqs * seq_pages - 1 - i;
+    std::string error = device.Poison(pool, seqs * seq_pages * block);
     if (error.empty()) error = device.SetTable(tables, pages);
     constexpr int64_t kRow = kHeadDim;
     constexpr int64_t kQ = kGroup * kHeadDim;
-    auto* kv = reinterpret_cast<uint16_t*>(device.Staging(kSteps * kSeqs * kRow * 2));
-    auto* q = reinterpret_cast<uint16_t*>(device.Staging(kSteps * kSeqs * kQ * 2));
-    auto* out = reinterpret_cast<float*>(device.Staging(kSteps * kSeqs * kQ * 4));
+    auto* kv = reinterpret_cast<uint16_t*>(device.Staging(int64_t{steps} * seqs * kRow * 2));
+    auto* q = reinterpret_cast<uint16_t*>(device.Staging(int64_t{steps} * seqs * kQ * 2));
+    auto* out = reinterpret_cast<float*>(device.Staging(int64_t{steps} * seqs * kQ * 4));
     Random random(11);
-    for (int64_t i = 0; i < kSteps * kSeqs * kRow; ++i) kv[i] = FloatToBf16(random.Normal());
-    for (int64_t i = 0; i < kSteps * kSeqs * kQ; ++i) q[i] = FloatToBf16(random.Normal());
+    for (int64_t i = 0; i < int64_t{steps} * seqs * kRow; ++i) kv[i] = FloatToBf16(random.Normal());
+    for (int64_t i = 0; i < int64_t{steps} * seqs * kQ; ++i) q[i] = FloatToBf16(random.Normal());
     const auto step = [&](int32_t pos, bool append) {
       std::vector<AppendRow> appends;
       std::vector<DecodeRow> rows;
-      for (int32_t seq = 0; seq < kSeqs; ++seq) {
-        const int64_t at = int64_t{pos} * kSeqs + seq;
-        const int32_t* table = tables + seq * kPages;
+      for (int32_t seq = 0; seq < seqs; ++seq) {
+        const int64_t at = int64_t{pos} * seqs + seq;
+        const int32_t* table = tables + seq * seq_pages;
         appends.push_back({kv + at * kRow, kv + at * kRow, table, pool, block, pos, 1, 1});
         DecodeRow row{};
         row.q = q + at * kQ;
@@ -247,35 +245,39 @@ std::string AStepSeesItsOwnTokens(Backend& backend, BackendDevice& device) {
         row.base = pool;
         row.page_stride = block;
         row.pos = pos;
-        row.q_len = 1;
-        row.kv_heads = 1;
+        row.q_len = row.kv_heads = 1;
         row.sm_scale = 0.1F;
         rows.push_back(row);
       }
-      if (append) error = device.Append({appends.data(), kSeqs, kHeadDim, precision});
+      if (append) error = device.Append({appends.data(), seqs, kHeadDim, precision});
       if (!error.empty()) return;
       error =
-          device.Decode({rows.data(), kSeqs, kHeadDim, kGroup, precision, OutType::kFp32, false});
+          device.Decode({rows.data(), seqs, kHeadDim, kGroup, precision, OutType::kFp32, false});
       // synccheck loses track of more launches than these at once.
       if (error.empty() && pos % 16 == 15) error = device.Wait();
     };
-    for (int32_t pos = 0; pos < kSteps && error.empty(); ++pos) step(pos, true);
+    for (int32_t pos = 0; pos < steps && error.empty(); ++pos) step(pos, true);
     if (error.empty()) error = device.Wait();
-    const std::vector<float> first(out, out + kSteps * kSeqs * kQ);
-    for (int32_t pos = 0; pos < kSteps && error.empty(); ++pos) step(pos, false);
+    const std::vector<float> first(out, out + int64_t{steps} * seqs * kQ);
+    for (int32_t pos = 0; pos < steps && error.empty(); ++pos) step(pos, false);
     if (error.empty()) error = device.Wait();
     if (!error.empty()) return error;
-    for (int64_t i = 0; i < kSteps * kSeqs * kQ; ++i) {
+    for (int64_t i = 0; i < int64_t{steps} * seqs * kQ; ++i) {
       if (Bits(first[i]) != Bits(out[i])) {
-        return "step " + std::to_string(i / (kSeqs * kQ)) + " did not see what it appended";
+        return "step " + std::to_string(i / (seqs * kQ)) + " did not see what it appended";
       }
     }
   }
   return "";
 }
 
-// Steps of few and of many rows, one at a time and several in flight: whichever way a launch goes
-// and tells its end, the results are there when its fence has passed.
+// As few as go with a launch that does it all, and as many as the copy engines bring.
+std::string AStepSeesItsOwnTokens(Backend& backend, BackendDevice& device) {
+  const std::string error = StepsSee(backend, device, /*seqs=*/5, /*steps=*/150);
+  return error.empty() ? StepsSee(backend, device, /*seqs=*/270, /*steps=*/20) : error;
+}
+
+// Steps of few and of many rows, alone and in flight together: results are there with a fence.
 std::string StepsEndInTheirOrder(Backend& backend, BackendDevice& device) {
   constexpr int32_t kRowCounts[] = {1, 20, 3, 1, 8, 40, 2};
   constexpr int32_t kRowsMax = 40;

@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/any/decode/combine.cuh"
+#include "kernels/cuda/any/decode/new_tokens.cuh"
 #include "kernels/cuda/any/decode/pipeline.cuh"
 #include "kernels/cuda/any/decode/query.cuh"
 
@@ -231,7 +232,10 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
       MakePace<PaceKind>(args.progress, plan, *reinterpret_cast<PaceTerms*>(shared + layout.pace)));
   // The first reader after a writer lets the next launch start only when the writer is done.
   if (args.cache == CacheState::kUnsettled) WaitForPreviousLaunch();
-  pipeline.Start(args.cache == CacheState::kBelowQueries);
+  pipeline.Start(args.cache == CacheState::kBelowQueries || args.tokens != nullptr);
+  if constexpr (T::kColumns <= NearRows::kColumnsMax) {
+    if (args.tokens != nullptr) AppendTokens<T, Ring>(args, map, units, row);
+  }
   Worker<T, Ring> worker(
       args, map, units, row, ring, layout.ring_bytes, ring + stages * T::kUnitBytes,
       reinterpret_cast<WarpState*>(shared + layout.states)[warp], list.marks[warp], lets_next_late);

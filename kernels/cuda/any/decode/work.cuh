@@ -88,6 +88,9 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, Grain grain, 
   for (int32_t r = first; r < end; ++r) {
     const DecodeRow& row = args.rows[r];
     PrefetchRow(&row);
+    if (args.tokens != nullptr) {
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(args.tokens + r));
+    }
     const RowWork work = WorkOf(row, args.group, grain);
     int32_t pair_items = work.units;
     if (args.batch_invariant) {

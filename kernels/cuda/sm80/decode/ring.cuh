@@ -32,6 +32,7 @@ struct LaneRing {
   }
 
   static __device__ __forceinline__ void OrderStoresBeforeCopies() {}  // they are of one kind
+  static __device__ __forceinline__ void OrderStoresBeforeCopiesOfThem() {}
 
   static __device__ __forceinline__ void Wait(uint64_t* full, uint32_t phase) {
     uint32_t done = 0;

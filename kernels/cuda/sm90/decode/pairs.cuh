@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/any/decode/combine.cuh"
+#include "kernels/cuda/any/decode/new_tokens.cuh"
 #include "kernels/cuda/any/decode/pipeline.cuh"
 #include "kernels/cuda/any/decode/query.cuh"
 #include "kernels/cuda/sm90/decode/cluster.cuh"
@@ -171,7 +172,9 @@ __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_p
   Pipeline<T, Ring, PairSource<T>> pipeline(
       {row, pair.kv_head, first, warps}, {0, mine}, stages, ring,
       reinterpret_cast<uint64_t*>(shared + layout.full) + warp * stages);
-  pipeline.Start(args.cache == CacheState::kBelowQueries);
+  pipeline.Start(args.cache == CacheState::kBelowQueries || args.tokens != nullptr);
+  const bool has_last = mine > 0 && of_cta.first + warp + (mine - 1) * warps == units - 1;
+  if (has_last) AppendTokenOfPair<T, Ring>(args, row_index, row, pair);
   const QueryPlace<T> query(args, row, pair, lane);
   const Attention<T> attention = {row, args.group_inverse, pair.column_first};
   WaitForPreviousLaunch();
