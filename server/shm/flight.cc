@@ -83,9 +83,7 @@ absl::Status DecodeFlight::Submit() {
   is_running_ = true;  // before Submit, which may come to Done
   engine::Sender sender = SenderWith(message_.timeout_ms());
   sender.looks_on = parts().spin_us > 0;
-  if (sender.looks_on) {
-    for (const engine::DecodePart* const part : message_.parts()) loop()->Watch(part->device);
-  }
+  if (sender.looks_on) loop()->watch().Begin(message_.parts());
   absl::Status status = spread_.Submit(sender);
   if (status.ok()) return status;
   NoteEnd();
@@ -96,8 +94,7 @@ absl::Status DecodeFlight::Submit() {
 
 void DecodeFlight::NoteEnd() {
   is_running_ = false;
-  if (parts().spin_us == 0) return;
-  for (const engine::DecodePart* const part : message_.parts()) loop()->Unwatch(part->device);
+  if (parts().spin_us > 0) loop()->watch().End(message_.parts());
 }
 
 void DecodeFlight::OnPosted() {

@@ -27,7 +27,7 @@ Loop::Loop(const Parts* parts)
     : parts_(parts),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       bell_(eventfd(0, EFD_CLOEXEC)),
-      watched_(parts->fleet->devices()) {
+      watch_(parts->fleet) {
   FP8KVD_CHECK(epoll_ >= 0 && bell_ >= 0);
   epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
   FP8KVD_CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, bell_, &event) == 0);
@@ -91,21 +91,14 @@ void Loop::Run() {
 }
 
 bool Loop::Turn() {
-  LookOn();
+  watch_.LookOn();
   bool has_worked = TakePosted();
   for (const std::unique_ptr<Session>& session : sessions_) has_worked |= session->Work();
   return has_worked;
 }
 
-void Loop::LookOn() {
-  for (size_t device = 0; device < watched_.size(); ++device) {
-    if (watched_[device] > 0) parts_->fleet->Of(static_cast<int32_t>(device)).LookOn();
-  }
-}
-
 bool Loop::HasWork() const {
-  return posted_.load() != nullptr ||
-         std::any_of(watched_.begin(), watched_.end(), [](int32_t count) { return count > 0; }) ||
+  return posted_.load() != nullptr || !watch_.empty() ||
          std::any_of(sessions_.begin(), sessions_.end(),
                      [](const auto& session) { return session->HasWork(); });
 }
@@ -130,9 +123,7 @@ bool Loop::TakePosted() {
 
 void Loop::Sleep() {
   Tidy();
-  for (size_t device = 0; device < watched_.size(); ++device) {
-    if (watched_[device] > 0) parts_->fleet->Of(static_cast<int32_t>(device)).LookAway();
-  }
+  watch_.LookAway();
   for (const std::unique_ptr<Session>& session : sessions_) session->Sleep();
   is_asleep_.store(true);
   const auto has_work = [](const auto& session) { return session->HasWork(); };

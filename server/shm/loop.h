@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "server/engine/fleet.h"
+#include "server/engine/watch.h"
 #include "server/ops/metrics.h"
 #include "server/translate/catalog.h"
 
@@ -59,9 +60,8 @@ class Loop {
 
   void Adopt(std::unique_ptr<Session> session);
   void Post(Posted* posted);
-  // On its thread: a request of this device has been sent, of one that looks on; it is answered.
-  void Watch(int32_t device) { ++watched_[static_cast<size_t>(device)]; }
-  void Unwatch(int32_t device) { --watched_[static_cast<size_t>(device)]; }
+  // On its thread: the decodes whose end it looks for itself.
+  engine::Watch& watch() { return watch_; }
   // On its thread: whether anything waits for its turn, but for appends that are on their way.
   bool HasWork() const;
   // On its thread: nothing is heard of this session's socket any more.
@@ -79,7 +79,6 @@ class Loop {
 
   void Run();
   bool Turn();
-  void LookOn();
   bool TakePosted();
   void TakeAdopted();
   void Tidy();
@@ -97,7 +96,7 @@ class Loop {
   std::mutex mutex_;
   std::vector<std::unique_ptr<Session>> adopted_;  // guarded by mutex_
   std::vector<std::unique_ptr<Session>> sessions_;
-  std::vector<int32_t> watched_;  // by device: requests under way that the engine's turns look for
+  engine::Watch watch_;
   std::thread thread_;
 };
 
