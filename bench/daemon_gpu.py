@@ -279,14 +279,15 @@ def append(programs, args, out, log):
 
 
 def beside(programs, args, out, log):
-    """A decode's p99 while prompts come in; they must have come from before it to its end."""
+    """A decode's p99 while prompts come in, which must have come from before it to its end. A loop
+    for each of the three sessions, and one over."""
     bench = Bench(programs, args, log)
     tokens = "fp8kvd_append_tokens_total"
     out["beside"] = []
-    with bench.daemon() as running:
+    with bench.daemon("--shm_threads=4") as running:
         for _ in range(3):
             single = {"clients": 1, "steps": bench.scaled(500), **SHM}
-            alone = bench.load(running, **single)
+            alone = bench.load(running, {"shm_threads": 4}, **single)
             uploads = subprocess.Popen(
                 bench.argv(running, clients=2, processes=2, steps=1,
                            append_tokens=bench.scaled(500_000), **SHM),
@@ -297,7 +298,7 @@ def beside(programs, args, out, log):
                     if uploads.poll() is not None:
                         raise RuntimeError("the uploads ended at once")
                     time.sleep(0.01)
-                with_uploads = bench.load(running, **single)
+                with_uploads = bench.load(running, {"shm_threads": 4}, **single)
                 was_beside = uploads.poll() is None
             finally:
                 uploads.wait(timeout=120)
