@@ -1,4 +1,4 @@
-// kernels/cuda/any/decode/pace.cuh: keeps the warps of a launch together (decision 0022). The
+// kernels/cuda/any/decode/pace.cuh: keeps the warps of a launch together (decision 0023). The
 // memory serves some multiprocessors faster than others. A warp that gets ahead of the launch's
 // mean keeps one unit less under way until it no longer is, so that the slow ones get more. Only
 // speed depends on it.
