@@ -1,6 +1,6 @@
 // bench/daemon_bench.cc: a load of real clients on a running daemon.
 //   daemon_bench TARGET --clients=N --processes=N --batch=N --in_flight=N --seq_len=N --prompts=N
-//                       --layers=N --steps=N --append_tokens=N --in_place=1
+//                       --layers=N --steps=N --append_tokens=N --in_place=1 --waits=1
 //                       --transport=grpc|shared_memory
 // The clients are threads, spread over `processes`, with a connection each. A client has in_flight
 // groups of `batch` sequences of seq_len tokens. A step of a group decodes every layer of the
@@ -10,7 +10,8 @@
 // quicker to make, but rows of one prompt in a launch are read from the device's memory once.
 // Prints one JSON object; batch_items_mean is the mean number of items in the launches that served
 // the calls, by call; append_gbps is what the processes together sent meanwhile of prompts of
-// append_tokens tokens, a layer a call, before the decodes (0: nobody did).
+// append_tokens tokens, a layer a call, before the decodes (0: nobody did). With --waits=1 it says
+// "filled" on stderr when the sequences have their tokens, and goes on when a line comes.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -53,6 +54,7 @@ struct Load {
   int64_t steps = 50;
   int64_t append_tokens = 0;
   int64_t in_place = 0;  // 1: rows lie in the session from the start (Client::MakeRows)
+  int64_t waits = 0;     // 1: for a line, before anything is measured
   Transport transport = Transport::kGrpc;
 };
 
@@ -374,6 +376,11 @@ int Run(const std::string& target, const Load& load) {
     process->orders.Write(prompts.data(), prompts.size() * sizeof(Handle));
   }
   for (const auto& process : processes) process->reports.Get<char>();
+  if (load.waits > 0) {
+    std::fputs("filled\n", stderr);
+    while (std::getchar() != '\n' && !std::feof(stdin)) {
+    }
+  }
   const double append_s = Phase(processes);
   const double wall_s = Phase(processes);
   std::vector<double> all;
@@ -422,7 +429,8 @@ int main(int argc, char** argv) {
                  {"--layers=", &load.layers, true},
                  {"--steps=", &load.steps},
                  {"--append_tokens=", &load.append_tokens, true},
-                 {"--in_place=", &load.in_place, true}};
+                 {"--in_place=", &load.in_place, true},
+                 {"--waits=", &load.waits, true}};
     const std::string argument = argv[i];
     if (argument == "--transport=shared_memory") load.transport = Transport::kSharedMemory;
     bool is_known = argument == "--transport=shared_memory" || argument == "--transport=grpc";
@@ -438,7 +446,7 @@ int main(int argc, char** argv) {
     std::fputs(
         "usage: daemon_bench TARGET [--clients=N] [--processes=N, a divisor of clients] "
         "[--batch=N] [--in_flight=N] [--seq_len=N] [--prompts=N] [--layers=N] [--steps=N] "
-        "[--append_tokens=N] [--in_place=1] [--transport=grpc|shared_memory]\n",
+        "[--append_tokens=N] [--in_place=1] [--waits=1] [--transport=grpc|shared_memory]\n",
         stderr);
     return 2;
   }

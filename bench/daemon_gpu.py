@@ -187,13 +187,19 @@ class Bench:
                                   *(f"--{key}={value}" for key, value in flags.items()))
 
     def load(self, running, said=(), **flags):
-        """What daemon_bench prints, and what the daemon says of that time: means of its stages, and
-        its threads' part of the processors while prompts, warm-up and load ran."""
-        before, threads, began = metrics(self.http), running.thread_seconds(), time.monotonic()
-        done = subprocess.run(self.argv(running, **flags), capture_output=True, text=True,
-                              timeout=120, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"daemon_bench {flags}: {done.stderr[-2000:]}")
+        """What daemon_bench prints, and what the daemon says of the time after its sequences were
+        filled: means of its stages, and its threads' part of the processors."""
+        with subprocess.Popen(self.argv(running, waits=1, **flags), stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as load:
+            said_first = load.stderr.readline()
+            before, threads, began = metrics(self.http), running.thread_seconds(), time.monotonic()
+            try:
+                stdout, stderr = load.communicate("\n", timeout=120)
+            except subprocess.TimeoutExpired:
+                load.kill()
+                raise
+        if load.returncode != 0:
+            raise RuntimeError(f"daemon_bench {flags}: {said_first}{stderr[-2000:]}")
         after, wall_s = metrics(self.http), time.monotonic() - began
         used = sorted((seconds - threads.get(name, 0)) / wall_s
                       for name, seconds in running.thread_seconds().items())
@@ -202,7 +208,7 @@ class Bench:
             return round(scale * (after[total] - before[total]) /
                          max(1, after[count] - before[count]), 2)
 
-        got = {**dict(said), **json.loads(done.stdout)}
+        got = {**dict(said), **json.loads(stdout)}
         got = {**got,
                "rows_per_launch": mean(*LAUNCHED, 1),
                "kv_read_gbps": (after[READ] - before[READ]) / 1e9 / got["wall_s"],
