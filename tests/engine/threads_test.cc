@@ -112,14 +112,24 @@ class WatchedBackend final : public bench::NullBackend {
   const std::thread::id caller_ = std::this_thread::get_id();
 };
 
-TEST(Callers, LeaveTheLaunchesToAThreadThatLooksOn) {
-  WatchedBackend backend;
-  const engine::SteadyClock clock;
-  const RigOptions options;
-  auto engine = engine::Engine::Start(options.engine, options.cache, {MakeModel(ModelSpec{})},
-                                      /*incarnation=*/7, &backend, &clock);
-  ASSERT_TRUE(engine.ok());
-  ControlCall create(engine->get(), engine::ControlRequest::Op::kCreate);
+// An engine whose callers take turns, on a device that is watched.
+class Callers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const RigOptions options;
+    auto engine = engine::Engine::Start(options.engine, options.cache, {MakeModel(ModelSpec{})},
+                                        /*incarnation=*/7, &backend_, &clock_);
+    ASSERT_TRUE(engine.ok());
+    engine_ = *std::move(engine);
+  }
+
+  WatchedBackend backend_;
+  engine::SteadyClock clock_;
+  std::unique_ptr<engine::Engine> engine_;
+};
+
+TEST_F(Callers, LeaveTheLaunchesToAThreadThatLooksOn) {
+  ControlCall create(engine_.get(), engine::ControlRequest::Op::kCreate);
   create.request.model = 0;
   create.request.count = 2;
   ASSERT_TRUE(create.Submit().ok() && create.done());
@@ -127,45 +137,40 @@ TEST(Callers, LeaveTheLaunchesToAThreadThatLooksOn) {
   std::vector<WaitingDone> done(2);
   for (size_t i = 0; i < 2; ++i) {
     calls.push_back(std::make_unique<DecodeCall>(
-        engine->get(), 0, 0, std::vector{Step(create.request.handles[i], 0, 1)}));
+        engine_.get(), 0, 0, std::vector{Step(create.request.handles[i], 0, 1)}));
     calls[i]->request.done = &done[i];
   }
   ASSERT_TRUE(calls[0]->Submit().ok());
-  std::thread runner([&engine] { EXPECT_TRUE((*engine)->Run().ok()); });
-  // The second look is of a turn that follows one that ended with work in flight.
-  while (backend.looks_of_others < 2) std::this_thread::yield();
+  std::thread runner([this] { EXPECT_TRUE(engine_->Run().ok()); });
+  // A turn looks twice at most: the third look is of one that follows one that ended with work in
+  // flight, and the thread has said since that it looks on.
+  while (backend_.looks_of_others < 3) std::this_thread::yield();
   ASSERT_TRUE(calls[1]->Submit().ok());
-  backend.is_free = true;
+  backend_.is_free = true;
   for (WaitingDone& one : done) one.Wait();
-  (*engine)->Drain();
+  engine_->Drain();
   const std::thread::id runner_id = runner.get_id();
   runner.join();
-  EXPECT_EQ(backend.launchers,
+  EXPECT_EQ(backend_.launchers,
             (std::vector<std::thread::id>{std::this_thread::get_id(), runner_id}));
 }
 
 // Somebody looks for the end of a launch that its sender looks at no more.
-TEST(Callers, HandALaunchOverThatTheyLookedAt) {
-  WatchedBackend backend;
-  const engine::SteadyClock clock;
-  const RigOptions options;
-  auto engine = engine::Engine::Start(options.engine, options.cache, {MakeModel(ModelSpec{})},
-                                      /*incarnation=*/7, &backend, &clock);
-  ASSERT_TRUE(engine.ok());
-  ControlCall create(engine->get(), engine::ControlRequest::Op::kCreate);
+TEST_F(Callers, HandALaunchOverThatTheyLookedAt) {
+  ControlCall create(engine_.get(), engine::ControlRequest::Op::kCreate);
   create.request.model = 0;
   ASSERT_TRUE(create.Submit().ok() && create.done());
-  DecodeCall call(engine->get(), 0, 0, std::vector{Step(create.request.handles[0], 0, 1)});
+  DecodeCall call(engine_.get(), 0, 0, std::vector{Step(create.request.handles[0], 0, 1)});
   WaitingDone done;
   call.request.done = &done;
   call.request.looks_on = true;
   ASSERT_TRUE(call.Submit().ok());
-  std::thread runner([&engine] { EXPECT_TRUE((*engine)->Run().ok()); });
-  (*engine)->LookAway();
-  while (backend.looks_of_others < 2) std::this_thread::yield();
-  backend.is_free = true;
+  std::thread runner([this] { EXPECT_TRUE(engine_->Run().ok()); });
+  engine_->LookAway();
+  while (backend_.looks_of_others < 2) std::this_thread::yield();
+  backend_.is_free = true;
   done.Wait();
-  (*engine)->Drain();
+  engine_->Drain();
   runner.join();
 }
 
