@@ -98,7 +98,7 @@ bool Loop::Turn() {
 }
 
 bool Loop::HasWork() const {
-  return posted_.load() != nullptr || !watch_.empty() ||
+  return posted_.load() != nullptr ||
          std::any_of(sessions_.begin(), sessions_.end(),
                      [](const auto& session) { return session->HasWork(); });
 }
@@ -126,12 +126,9 @@ void Loop::Sleep() {
   watch_.LookAway();
   for (const std::unique_ptr<Session>& session : sessions_) session->Sleep();
   is_asleep_.store(true);
-  const auto has_work = [](const auto& session) { return session->HasWork(); };
-  const bool is_awake =
-      posted_.load() != nullptr || std::any_of(sessions_.begin(), sessions_.end(), has_work);
   const auto waits_for_slot = [](const auto& session) { return session->waits_for_slot(); };
   const bool is_short = std::any_of(sessions_.begin(), sessions_.end(), waits_for_slot);
-  Look(is_awake ? 0 : is_short ? kSlotWaitMs : kSleepMsMax);
+  Look(HasWork() ? 0 : is_short ? kSlotWaitMs : kSleepMsMax);
   is_asleep_.store(false);
   for (const std::unique_ptr<Session>& session : sessions_) session->Wake();
 }

@@ -62,8 +62,8 @@ class Loop {
   void Post(Posted* posted);
   // On its thread: the decodes whose end it looks for itself.
   engine::Watch& watch() { return watch_; }
-  // On its thread: whether anything waits for its turn, but for appends that are on their way.
-  bool HasWork() const;
+  // On its thread: whether anything else waits for its turn than appends that are on their way.
+  bool IsWanted() const { return HasWork() || !watch_.empty(); }
   // On its thread: nothing is heard of this session's socket any more.
   void Forget(int socket) const;
   // Sessions end when nothing of theirs is in flight.
@@ -79,6 +79,7 @@ class Loop {
 
   void Run();
   bool Turn();
+  bool HasWork() const;  // posted, or requests of sessions
   bool TakePosted();
   void TakeAdopted();
   void Tidy();

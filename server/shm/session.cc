@@ -138,7 +138,7 @@ bool Session::BeginAppend() {
 bool Session::ContinueAppends() {
   if (append_loading_ == nullptr && !BeginAppend()) return false;
   absl::StatusOr<bool> has_more = append_loading_->ContinueLoad();
-  for (int i = 1; i < kPartsMax && has_more.ok() && *has_more && !loop_->HasWork(); ++i) {
+  for (int i = 1; i < kPartsMax && has_more.ok() && *has_more && !loop_->IsWanted(); ++i) {
     has_more = append_loading_->ContinueLoad();
   }
   if (has_more.ok() && *has_more) return true;
