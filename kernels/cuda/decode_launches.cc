@@ -145,11 +145,7 @@ int64_t DecodeLaunches::RowsOfLaunch(absl::Span<const DecodeRow> rows, const Dec
 absl::Status DecodeLaunches::AddTokens(absl::Span<const DecodeRow> rows,
                                        absl::Span<const AppendRow>& appends, DecodeArgs& args) {
   tokens_.clear();
-  for (const DecodeRow& row : rows) {
-    const bool has_one = !appends.empty() && IsOf(appends.front(), row);
-    tokens_.push_back(has_one ? NewToken{appends.front().k, appends.front().v} : NewToken{});
-    if (has_one) appends.remove_prefix(1);
-  }
+  for (const DecodeRow& row : rows) tokens_.push_back(TakeToken(row, appends));
   const auto at = inputs_->Upload(absl::MakeConstSpan(tokens_));
   if (!at.ok()) return at.status();
   args.tokens = *at;

@@ -19,6 +19,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/any/append.h"
+#include "kernels/cuda/decode_args.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/staging_twins.h"
 #include "kernels/cuda/step_path.h"
@@ -34,6 +35,13 @@ inline bool IsOfSame(const AppendRow& append, const DecodeRow& row) {
 // The one token that the row's first query stands at.
 inline bool IsOf(const AppendRow& append, const DecodeRow& row) {
   return IsOfSame(append, row) && append.n == 1 && append.pos == row.pos;
+}
+// The row's own token, if the first append is that; then it is taken from the front.
+inline NewToken TakeToken(const DecodeRow& row, absl::Span<const AppendRow>& appends) {
+  if (appends.empty() || !IsOf(appends.front(), row)) return {};
+  const NewToken token = {appends.front().k, appends.front().v};
+  appends.remove_prefix(1);
+  return token;
 }
 
 // Pieces of host memory, neighbours joined.

@@ -93,10 +93,8 @@ absl::Status StepLaunches::Launch(Prepared& prepared, absl::Span<const DecodeRow
   const StepFunctions& step = prepared.kernel->step;
   StepRow* to = near_.rows;
   for (const DecodeRow& row : rows) {
-    const bool appends_too = !appends.empty() && IsOf(appends.front(), row);
-    *to++ = {row, appends_too ? appends.front().k : nullptr,
-             appends_too ? appends.front().v : nullptr};
-    if (appends_too) appends.remove_prefix(1);
+    const NewToken token = TakeToken(row, appends);
+    *to++ = {row, token.k, token.v};
   }
   const auto count = static_cast<int32_t>(rows.size());
   int32_t stages = shape.stages;
