@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 
 #include "tests/rpc/rig.h"
+#include "tests/rpc/storm.h"
 
 namespace fp8kvd::testing {
 namespace {
@@ -137,37 +138,28 @@ TEST(LargeMessages, ABadRowOfAChunkEndsItsStream) {
 TEST(LargeMessages, AStormOfCancelsLosesNothing) {
   ServerRig rig(WideModel());
   const std::vector<v1::Handle> handles = rig.Create(kItems);
-  std::vector<std::thread> clients;
-  for (uint32_t seed = 0; seed < 4; ++seed) {
-    clients.emplace_back([&, seed] {
-      std::mt19937 random(seed);
-      for (int round = 0; round < 10; ++round) {
-        grpc::ClientContext context;
-        if (seed % 2 == 0) {
-          v1::AppendResponse response;
-          auto writer = rig.stub->Append(&context, &response);
-          for (uint32_t i = random() % 4; i > 0; --i) {
-            writer->Write(rig.Chunk(handles[seed], 0, Ids(kTokens, 7), 0));
-          }
-          if (random() % 2 == 0) context.TryCancel();
-          writer->WritesDone();
-          writer->Finish();
-        } else {
-          const auto stream = rig.stub->DecodeStream(&context);
-          for (uint32_t i = random() % 4; i > 0; --i) stream->Write(WideStep(rig, handles, 0));
-          v1::DecodeResponse reply;
-          if (random() % 4 != 0) context.TryCancel();
-          stream->WritesDone();
-          while (stream->Read(&reply)) {
-          }
-          stream->Finish();
-        }
+  Storm(rig, 10, [&](uint32_t client, std::mt19937& random) {
+    grpc::ClientContext context;
+    if (client % 2 == 0) {
+      v1::AppendResponse response;
+      auto writer = rig.stub->Append(&context, &response);
+      for (uint32_t i = random() % 4; i > 0; --i) {
+        writer->Write(rig.Chunk(handles[client], 0, Ids(kTokens, 7), 0));
       }
-    });
-  }
-  for (std::thread& client : clients) client.join();
-  EXPECT_TRUE(Eventually([&] { return rig.server->calls_open() == 0; }));
-  EXPECT_TRUE(Eventually([&] { return rig.engine->staging().slots_used() == 0; }));
+      if (random() % 2 == 0) context.TryCancel();
+      writer->WritesDone();
+      writer->Finish();
+    } else {
+      const auto stream = rig.stub->DecodeStream(&context);
+      for (uint32_t i = random() % 4; i > 0; --i) stream->Write(WideStep(rig, handles, 0));
+      v1::DecodeResponse reply;
+      if (random() % 4 != 0) context.TryCancel();
+      stream->WritesDone();
+      while (stream->Read(&reply)) {
+      }
+      stream->Finish();
+    }
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 
 #include "tests/rpc/rig.h"
+#include "tests/rpc/storm.h"
 
 namespace fp8kvd::testing {
 namespace {
@@ -194,30 +195,21 @@ TEST(DecodeStream, ADrainEndsAnIdleStream) {
 TEST(DecodeStream, AStormOfCancelsLosesNothing) {
   ServerRig rig;
   const std::vector<v1::Handle> handles = rig.Create(16);
-  std::vector<std::thread> clients;
-  for (uint32_t seed = 0; seed < 4; ++seed) {
-    clients.emplace_back([&, seed] {
-      std::mt19937 random(seed);
-      for (int round = 0; round < 25; ++round) {
-        grpc::ClientContext context;
-        const std::unique_ptr<Stream> stream = rig.stub->DecodeStream(&context);
-        const uint32_t messages = random() % 12;
-        for (uint32_t i = 0; i < messages; ++i) {
-          stream->Write(rig.Step({handles[random() % 16]}, random() % 3, {random() % 5}));
-        }
-        v1::DecodeResponse reply;
-        for (uint32_t i = random() % (messages + 1); i > 0; --i) stream->Read(&reply);
-        if (random() % 4 != 0) context.TryCancel();
-        stream->WritesDone();
-        while (stream->Read(&reply)) {
-        }
-        stream->Finish();
-      }
-    });
-  }
-  for (std::thread& client : clients) client.join();
-  EXPECT_TRUE(Eventually([&] { return rig.server->calls_open() == 0; }));
-  EXPECT_TRUE(Eventually([&] { return rig.engine->staging().slots_used() == 0; }));
+  Storm(rig, 25, [&](uint32_t /*client*/, std::mt19937& random) {
+    grpc::ClientContext context;
+    const std::unique_ptr<Stream> stream = rig.stub->DecodeStream(&context);
+    const uint32_t messages = random() % 12;
+    for (uint32_t i = 0; i < messages; ++i) {
+      stream->Write(rig.Step({handles[random() % 16]}, random() % 3, {random() % 5}));
+    }
+    v1::DecodeResponse reply;
+    for (uint32_t i = random() % (messages + 1); i > 0; --i) stream->Read(&reply);
+    if (random() % 4 != 0) context.TryCancel();
+    stream->WritesDone();
+    while (stream->Read(&reply)) {
+    }
+    stream->Finish();
+  });
 }
 
 // Append ----------------------------------------------------------------------------------------
@@ -373,26 +365,17 @@ TEST(Append, SeveralLayersInOneChunkAndSeveralSequencesInOneStream) {
 TEST(Append, AStormOfCancelsLosesNothing) {
   ServerRig rig;
   const std::vector<v1::Handle> handles = rig.Create(4);
-  std::vector<std::thread> clients;
-  for (uint32_t seed = 0; seed < 4; ++seed) {
-    clients.emplace_back([&, seed] {
-      std::mt19937 random(seed);
-      for (int round = 0; round < 25; ++round) {
-        grpc::ClientContext context;
-        v1::AppendResponse response;
-        auto writer = rig.stub->Append(&context, &response);
-        for (uint32_t i = random() % 6; i > 0; --i) {
-          writer->Write(rig.Chunk(handles[seed], (random() % 4) * 20, Ids(20, 7), 0));
-        }
-        if (random() % 2 == 0) context.TryCancel();
-        writer->WritesDone();
-        writer->Finish();
-      }
-    });
-  }
-  for (std::thread& client : clients) client.join();
-  EXPECT_TRUE(Eventually([&] { return rig.server->calls_open() == 0; }));
-  EXPECT_TRUE(Eventually([&] { return rig.engine->staging().slots_used() == 0; }));
+  Storm(rig, 25, [&](uint32_t client, std::mt19937& random) {
+    grpc::ClientContext context;
+    v1::AppendResponse response;
+    auto writer = rig.stub->Append(&context, &response);
+    for (uint32_t i = random() % 6; i > 0; --i) {
+      writer->Write(rig.Chunk(handles[client], (random() % 4) * 20, Ids(20, 7), 0));
+    }
+    if (random() % 2 == 0) context.TryCancel();
+    writer->WritesDone();
+    writer->Finish();
+  });
 }
 
 }  // namespace
