@@ -44,7 +44,8 @@ constexpr int32_t kSets = 3;  // of staging: steps under way at a time
 constexpr int64_t kQBytes = int64_t{kQHeads} * kHeadDim * 2;
 constexpr int64_t kKvBytes = int64_t{kKvHeads} * kHeadDim * 2;
 constexpr int64_t kItemBytes = 2 * kQBytes + 2 * kKvBytes;  // q, k, v and out
-constexpr int64_t kMessageBytes = int64_t{64} << 10;        // of an item's own message
+constexpr int64_t kItemBytesMax = int64_t{64} << 10;        // of an item in a message
+static_assert(kItemBytes <= kItemBytesMax);
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
 double UsSince(Clock::time_point from) {
@@ -104,22 +105,24 @@ class Steps {
     stride_ = backend_->BlockBytes(precision, kHeadDim) * kKvHeads;
     pool_ = Must(backend_->AllocPool(kItemsLimit * pages_ * stride_));
     table_ = Must(backend_->AllocTable(int64_t{kItemsLimit} * pages_));
-    staging_ = Must(backend_->AllocStaging(kSets * kItemsLimit * kMessageBytes));
+    staging_ = Must(backend_->AllocStaging(kSets * kItemsLimit * kItemBytesMax));
     pos_ = kv_len - 1;
     Fill();
   }
 
-  // Queues a step; returns its fence. separate: each item lies in a message of its own.
-  kernels::FenceId Queue(int32_t items, bool separate, bool append, int32_t set) {
-    uint8_t* const base = staging_ + set * kItemsLimit * kMessageBytes;
+  // Queues a step; returns its fence. The items lie in so many messages, as many in each.
+  kernels::FenceId Queue(int32_t items, int32_t messages, bool append, int32_t set) {
+    uint8_t* const base = staging_ + set * kItemsLimit * kItemBytesMax;
+    const int32_t each = items / messages;
     appends_.clear();
     rows_.clear();
     for (int32_t i = 0; i < items; ++i) {
-      uint8_t* const q = separate ? base + i * kMessageBytes : base + i * kQBytes;
-      uint8_t* const k = separate ? q + kQBytes : base + items * kQBytes + i * kKvBytes;
-      uint8_t* const v = separate ? k + kKvBytes : k + items * kKvBytes;
-      uint8_t* const out =
-          separate ? v + kKvBytes : base + items * (kQBytes + 2 * kKvBytes) + i * kQBytes;
+      uint8_t* const message = base + i / each * each * kItemBytesMax;
+      const int32_t at = i % each;
+      uint8_t* const q = message + at * kQBytes;
+      uint8_t* const k = message + each * kQBytes + at * kKvBytes;
+      uint8_t* const v = k + each * kKvBytes;
+      uint8_t* const out = message + each * (kQBytes + 2 * kKvBytes) + at * kQBytes;
       const int32_t* table = table_ + int64_t{i} * pages_;
       appends_.push_back({reinterpret_cast<uint16_t*>(k), reinterpret_cast<uint16_t*>(v), table,
                           pool_, stride_, pos_, 1, kKvHeads});
@@ -172,7 +175,7 @@ class Steps {
     Must(backend_->UpdateTables(edits));
     kernels::cases::Random random(11);
     auto* values = reinterpret_cast<uint16_t*>(staging_);
-    for (int64_t i = 0; i < kSets * kItemsLimit * kMessageBytes / 2; ++i) {
+    for (int64_t i = 0; i < kSets * kItemsLimit * kItemBytesMax / 2; ++i) {
       values[i] = kernels::FloatToBf16(random.Normal());
     }
     // The tokens before: those of all items in slices, from noise at moving places.
@@ -239,7 +242,7 @@ std::string Format(const char* format, auto... values) {
 
 struct Cell {
   int32_t items;
-  bool separate;  // a message each
+  int32_t messages;
   bool append;
 };
 
@@ -252,7 +255,7 @@ std::string Latency(Steps& steps, const Way& way, const Cell& cell, Precision pr
   for (int32_t i = -kWarm; i < kTimes; ++i) {
     if (i == 0) steps.SpoilResults();
     const Clock::time_point start = Clock::now();
-    steps.Wait(steps.Queue(cell.items, cell.separate, cell.append, 0));
+    steps.Wait(steps.Queue(cell.items, cell.messages, cell.append, 0));
     if (i < 0) continue;
     times.push_back(UsSince(start));
     calls.push_back(steps.calls_us());
@@ -265,25 +268,25 @@ std::string Latency(Steps& steps, const Way& way, const Cell& cell, Precision pr
     std::exit(1);  // NOLINT(concurrency-mt-unsafe): one thread
   }
   const char* const of = precision == Precision::kFp8Kv ? "fp8_kv" : "bf16";
-  std::printf("%4d %s %-7s %-6s %-38s p50 %7.2f p99 %7.2f calls %6.2f us\n", cell.items,
-              cell.separate ? "messages" : "in one  ", cell.append ? "" : "no app.", of, way.name,
-              Quantile(times, 0.5), Quantile(times, 0.99), Quantile(calls, 0.5));
+  std::printf("%4d in %3d %-7s %-6s %-38s p50 %7.2f p99 %7.2f calls %6.2f us\n", cell.items,
+              cell.messages, cell.append ? "" : "no app.", of, way.name, Quantile(times, 0.5),
+              Quantile(times, 0.99), Quantile(calls, 0.5));
   std::fflush(stdout);
   return Format(R"({"items": %d, "messages": %d, "append": %s, "precision": "%s", "way": "%s", )"
                 R"("us_p50": %.2f, "us_p99": %.2f, "calls_us_p50": %.2f})",
-                cell.items, cell.separate ? cell.items : 1, cell.append ? "true" : "false", of,
-                way.name, Quantile(times, 0.5), Quantile(times, 0.99), Quantile(calls, 0.5));
+                cell.items, cell.messages, cell.append ? "true" : "false", of, way.name,
+                Quantile(times, 0.5), Quantile(times, 0.99), Quantile(calls, 0.5));
 }
 
 // Time of a step with others queued behind it, all the time.
-double StreamUs(Steps& steps, int32_t items, bool separate) {
+double StreamUs(Steps& steps, int32_t items, int32_t messages) {
   constexpr int32_t kTimes = 400;
   std::array<kernels::FenceId, kSets> fences;
   Clock::time_point start = Clock::now();
   for (int32_t i = 0; i < kTimes + 20; ++i) {
     kernels::FenceId& fence = fences[i % kSets];
     if (i >= kSets) steps.Wait(fence);
-    fence = steps.Queue(items, separate, true, i % kSets);
+    fence = steps.Queue(items, messages, true, i % kSets);
     if (i == 20) start = Clock::now();
   }
   const double us = UsSince(start) / kTimes;
@@ -335,9 +338,9 @@ int Main(int argc, char** argv) {
   json.Add(Format(R"("device": "%s", "kv_len": 1024, "heads": "64/8", "head_dim": 128)",
                   properties.name));
   json.Add(Bus());
-  const std::vector<Cell> cells = {{1, false, true}, {1, false, false}, {8, false, true},
-                                   {8, true, true},  {32, true, true},  {64, false, true},
-                                   {64, true, true}, {128, false, true}};
+  const std::vector<Cell> cells = {{1, 1, true},   {1, 1, false}, {8, 1, true},   {8, 8, true},
+                                   {32, 32, true}, {64, 1, true}, {64, 64, true}, {128, 1, true}};
+  const std::vector<Cell> queued = {{128, 1, true}, {128, 128, true}, {256, 2, true}};
   std::string latencies;
   std::string streams;
   for (const Precision precision : {Precision::kFp8Kv, Precision::kBf16}) {
@@ -355,15 +358,15 @@ int Main(int argc, char** argv) {
     for (const Way& way : Ways()) {
       if (precision == Precision::kBf16 && std::strcmp(way.name, "default") != 0) continue;
       Steps steps(way, precision, 2048);
-      for (const bool separate : {false, true}) {
-        const double us = StreamUs(steps, 128, separate);
-        std::printf("stream of 128 x 2048, %s, %-38s %7.1f us a step\n",
-                    separate ? "messages" : "in one", way.name, us);
+      for (const Cell& cell : queued) {
+        const double us = StreamUs(steps, cell.items, cell.messages);
+        std::printf("stream of %d x 2048 in %3d, %-38s %7.1f us a step\n", cell.items,
+                    cell.messages, way.name, us);
         streams += (streams.empty() ? "\n    " : ",\n    ") +
-                   Format(R"({"items": 128, "kv_len": 2048, "messages": %d, "precision": "%s", )"
+                   Format(R"({"items": %d, "kv_len": 2048, "messages": %d, "precision": "%s", )"
                           R"("way": "%s", "us": %.1f})",
-                          separate ? 128 : 1, precision == Precision::kFp8Kv ? "fp8_kv" : "bf16",
-                          way.name, us);
+                          cell.items, cell.messages,
+                          precision == Precision::kFp8Kv ? "fp8_kv" : "bf16", way.name, us);
       }
     }
   }
