@@ -77,11 +77,11 @@ struct Way {
 std::vector<Way> Ways() {
   std::vector<Way> ways;
   StepLimits fetch;
-  fetch.near_rows_max = 0;
+  fetch.step_rows_max = fetch.near_rows_max = 0;
   fetch.copy_bytes_min = fetch.out_copy_bytes_min = kNone;
   ways.push_back({"fetch", fetch});
   StepLimits near = fetch;
-  near.near_rows_max = kItemsLimit;
+  near.step_rows_max = near.near_rows_max = kItemsLimit;
   ways.push_back({"near", near});
   StepLimits copied = fetch;
   copied.copy_bytes_min = 0;

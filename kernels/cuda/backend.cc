@@ -77,7 +77,7 @@ class CudaBackend final : public Backend {
 
   // Of kItemsMax rows at most: brings their queries, decodes, and brings the results back.
   absl::Status DecodeStep(absl::Span<DecodeRow> rows, const DecodeParams& params);
-  // The same by the path kNear.
+  // The same by the path kNear, where no launch does all of it.
   absl::Status DecodeNear(absl::Span<DecodeRow> rows, const DecodeParams& params);
   const CudaOptions options_;
   int32_t sm_ = 80;  // rows of the table that are used
@@ -296,11 +296,20 @@ absl::Status CudaBackend::DecodeStep(absl::Span<DecodeRow> rows, const DecodePar
   if (!inputs_.Fits(params)) {
     if (absl::Status status = inputs_.Flush(options_.step); !status.ok()) return status;
   }
-  if (AreNear(static_cast<int32_t>(rows.size()), options_.step)) return DecodeNear(rows, params);
+  const auto count = static_cast<int32_t>(rows.size());
+  const bool are_few = count <= options_.step.step_rows_max;
+  absl::StatusOr<bool> is_done = false;
+  if (are_few) is_done = steps_.Run(rows, params);
+  if (!is_done.ok() || *is_done) return is_done.status();
+  if (AreNear(count, options_.step)) return DecodeNear(rows, params);
   StepSize size = inputs_.Measure(rows, params);
   size.out_ranges = outputs_.List(rows, params);
   const StepPath path = PathFor(size, options_.step);
-  if (path == StepPath::kNear) return DecodeNear(rows, params);
+  if (path == StepPath::kNear) {
+    if (!are_few) is_done = steps_.Run(rows, params);
+    if (!is_done.ok() || *is_done) return is_done.status();
+    return DecodeNear(rows, params);
+  }
   absl::Status status = inputs_.Bring(path, rows, params);
   if (!status.ok()) return status;
   const bool is_copied_out = CopiesOut(size, options_.step) && outputs_.Turn(rows, params);
@@ -310,8 +319,6 @@ absl::Status CudaBackend::DecodeStep(absl::Span<DecodeRow> rows, const DecodePar
 }
 
 absl::Status CudaBackend::DecodeNear(absl::Span<DecodeRow> rows, const DecodeParams& params) {
-  const absl::StatusOr<bool> is_step = steps_.Run(rows, params);
-  if (!is_step.ok() || *is_step) return is_step.status();
   if (!inputs_.KeptFollows(rows)) {
     if (absl::Status status = inputs_.Flush(options_.step); !status.ok()) return status;
   }

@@ -7,8 +7,12 @@
 namespace fp8kvd::kernels::cuda {
 
 struct StepLimits {
-  // Up to so many rows, and all that lie in many pieces, go with launches of NearRows::kMax each,
-  // and kernels fetch the tensors: of one part while the part before is decoded. 0: none.
+  // Up to so many rows go as launches that do all of a step (step_launches.h), where there are such
+  // for them. 0: none.
+  int32_t step_rows_max = 256;
+  // Of others, up to so many rows, and all that lie in many pieces, go with launches of
+  // NearRows::kMax each, and kernels fetch the tensors: of one part while the part before is
+  // decoded. 0: none.
   int32_t near_rows_max = 128;
   // From here on the copy engines bring what lies in few pieces.
   int64_t copy_bytes_min = int64_t{512} << 10;

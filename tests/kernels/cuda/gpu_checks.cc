@@ -271,10 +271,14 @@ std::string StepsSee(Backend& backend, BackendDevice& device, int32_t seqs, int3
   return "";
 }
 
-// As few as go with a launch that does it all, and as many as the copy engines bring.
+// As few as go with a launch that does it all, as many as go with such launches at most, and as
+// many as the copy engines bring.
 std::string AStepSeesItsOwnTokens(Backend& backend, BackendDevice& device) {
-  const std::string error = StepsSee(backend, device, /*seqs=*/5, /*steps=*/150);
-  return error.empty() ? StepsSee(backend, device, /*seqs=*/270, /*steps=*/20) : error;
+  std::string error = StepsSee(backend, device, /*seqs=*/5, /*steps=*/150);
+  for (const int32_t seqs : {256, 270}) {
+    if (error.empty()) error = StepsSee(backend, device, seqs, /*steps=*/20);
+  }
+  return error;
 }
 
 // Steps of few and of many rows, alone and in flight together: results are there with a fence.

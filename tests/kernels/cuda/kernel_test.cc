@@ -62,13 +62,13 @@ class Choice {
 bool ParsePath(const std::string& path, StepLimits* step) {
   constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
   if (path == "near") {
-    step->near_rows_max = kItemsMax;
+    step->step_rows_max = step->near_rows_max = kItemsMax;
     step->copy_bytes_min = kAll;
   } else if (path == "fetch") {
-    step->near_rows_max = 0;
+    step->step_rows_max = step->near_rows_max = 0;
     step->copy_bytes_min = kAll;
   } else if (path == "copied") {
-    step->near_rows_max = 0;
+    step->step_rows_max = step->near_rows_max = 0;
     step->copy_bytes_min = step->out_copy_bytes_min = 0;
   } else {
     return false;
