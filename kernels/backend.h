@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -36,6 +37,11 @@ struct DeviceInfo {
 
 // A place in the order of a backend's work; fences pass in the order in which they were taken.
 struct FenceId {
+  uint64_t value = 0;
+};
+
+// Rows on their way to the device; they arrive in the order in which they set out.
+struct BringId {
   uint64_t value = 0;
 };
 
@@ -69,6 +75,14 @@ class Backend {
 
   virtual absl::Status UpdateTables(absl::Span<const TableEdit> edits) = 0;
   virtual absl::Status CopyPages(absl::Span<const PageCopy> copies) = 0;
+  // Sets out to bring the rows of an Append to come to the device, beside all that is queued. Once
+  // they are there (Brought, which never waits) that Append, with is_brought, keeps no work behind
+  // it waiting for the bus. Of the rows only k, v, n and kv_heads are read. Null: the Append does
+  // as well by itself.
+  virtual absl::StatusOr<std::optional<BringId>> Bring(const AppendParams& /*params*/) {
+    return std::optional<BringId>();
+  }
+  virtual absl::StatusOr<bool> Brought(BringId /*bring*/) { return true; }
   virtual absl::Status Append(const AppendParams& params) = 0;
   virtual absl::Status Decode(const DecodeParams& params) = 0;
   // Fills bytes with 0xFF (NaN as e4m3, bf16 and fp32): what a freed page holds in tests.

@@ -44,6 +44,7 @@ struct AppendParams {
   int32_t rows_count;
   int32_t head_dim;
   Precision precision;
+  bool is_brought = false;  // Backend::Bring has brought k and v
 };
 
 // q_len query tokens of one (sequence, layer). Query j stands at pos + j and sees keys

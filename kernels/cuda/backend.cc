@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "config/base/limits.h"
 #include "kernels/cuda/any/append.h"
 #include "kernels/cuda/any/copy.h"
+#include "kernels/cuda/brings.h"
 #include "kernels/cuda/decode_launches.h"
 #include "kernels/cuda/decode_table.h"
 #include "kernels/cuda/fences.h"
@@ -54,6 +56,8 @@ class CudaBackend final : public Backend {
 
   absl::Status UpdateTables(absl::Span<const TableEdit> edits) override;
   absl::Status CopyPages(absl::Span<const PageCopy> copies) override;
+  absl::StatusOr<std::optional<BringId>> Bring(const AppendParams& params) override;
+  absl::StatusOr<bool> Brought(BringId bring) override;
   absl::Status Append(const AppendParams& params) override;
   absl::Status Decode(const DecodeParams& params) override;
   absl::Status Poison(uint8_t* pool_bytes, int64_t bytes) override;
@@ -77,7 +81,7 @@ class CudaBackend final : public Backend {
 
   // Of kItemsMax rows at most: brings their queries, decodes, and brings the results back.
   absl::Status DecodeStep(absl::Span<DecodeRow> rows, const DecodeParams& params);
-  // The same by the path kNear, where no launch does all of it.
+  // The same by the path kNear.
   absl::Status DecodeNear(absl::Span<DecodeRow> rows, const DecodeParams& params);
   const CudaOptions options_;
   int32_t sm_ = 80;  // rows of the table that are used
@@ -90,6 +94,7 @@ class CudaBackend final : public Backend {
   Writes writes_;
   StepInputs inputs_{&staging_, &writes_};
   StepOutputs outputs_{&staging_};
+  Brings brings_;
   Fences fences_;
   DecodeLaunches decodes_{&inputs_, &writes_, &fences_};
   StepLaunches steps_{&inputs_, &writes_, &fences_};
@@ -137,6 +142,7 @@ absl::Status CudaBackend::Init() {
   status = fences_.Init();
   if (status.ok()) status = outputs_.Init(stream_);
   if (status.ok()) status = inputs_.Init(stream_);
+  if (status.ok()) status = brings_.Init();
   const DeviceLimits limits = {properties_.multiProcessorCount,
                                static_cast<int32_t>(properties_.sharedMemPerMultiprocessor),
                                static_cast<int32_t>(properties_.sharedMemPerBlockOptin)};
@@ -271,8 +277,22 @@ absl::Status CudaBackend::CopyPages(absl::Span<const PageCopy> copies) {
 absl::Status CudaBackend::Append(const AppendParams& params) {
   const ProfilerRange range("fp8kvd append");
   if (absl::Status flushed = Flush(); !flushed.ok()) return flushed;
-  return inputs_.Append(params, options_.step);
+  absl::Status status = inputs_.Append(params, options_.step);
+  // No decode takes it in, and none has to read it over the bus.
+  if (status.ok() && params.is_brought) status = inputs_.Flush(options_.step);
+  return status;
 }
+
+absl::StatusOr<std::optional<BringId>> CudaBackend::Bring(const AppendParams& params) {
+  if (absl::Status bound = BindThread(); !bound.ok()) return bound;
+  const absl::Span<const RangeCopy> ranges = inputs_.RangesToBring(params, options_.step);
+  if (ranges.empty()) return std::optional<BringId>();
+  const absl::StatusOr<BringId> bring = brings_.Begin(ranges);
+  if (!bring.ok()) return bring.status();
+  return std::optional<BringId>(*bring);
+}
+
+absl::StatusOr<bool> CudaBackend::Brought(BringId bring) { return brings_.HasArrived(bring); }
 
 absl::Status CudaBackend::Decode(const DecodeParams& params) {
   const ProfilerRange range("fp8kvd decode");

@@ -88,16 +88,31 @@ absl::Status StepInputs::Append(const AppendParams& params, const StepLimits& li
   return absl::OkStatus();
 }
 
-void StepInputs::ListKv() {
+void StepInputs::ListKv(absl::Span<const AppendRow> rows, int32_t head_dim) {
   kv_.Clear();
-  for (const AppendRow& row : Kept()) kv_.Add(row.k, KeyBytes(row, kept_.head_dim));
-  for (const AppendRow& row : Kept()) kv_.Add(row.v, KeyBytes(row, kept_.head_dim));
+  for (const AppendRow& row : rows) kv_.Add(row.k, KeyBytes(row, head_dim));
+  for (const AppendRow& row : rows) kv_.Add(row.v, KeyBytes(row, head_dim));
+}
+
+absl::Span<const RangeCopy> StepInputs::RangesToBring(const AppendParams& params,
+                                                      const StepLimits& limits) {
+  if (params.rows_count > kItemsMax) return {};
+  ListKv(absl::MakeConstSpan(params.rows, params.rows_count), params.head_dim);
+  StepSize size;
+  size.kv_ranges = kv_.count();
+  size.in_bytes = kv_.bytes();
+  if (PathFor(size, limits) != StepPath::kCopied || !kv_.FindTwins(*twins_)) return {};
+  return kv_.ranges();
 }
 
 absl::Status StepInputs::Flush(const StepLimits& limits) {
   if (!has_kept()) return absl::OkStatus();
   queries_.Clear();
-  ListKv();
+  if (kept_.is_brought) {
+    TurnToTwins();
+    return LaunchKept(kept_rows_.size() <= NearAppends::kMax ? StepPath::kNear : StepPath::kFetch);
+  }
+  ListKv(Kept(), kept_.head_dim);
   StepSize size;
   size.kv_ranges = kv_.count();
   size.in_bytes = kv_.bytes();
@@ -113,7 +128,7 @@ absl::Status StepInputs::Flush(const StepLimits& limits) {
 StepSize StepInputs::Measure(absl::Span<const DecodeRow> rows, const DecodeParams& params) {
   queries_.Clear();
   for (const DecodeRow& row : rows) queries_.Add(row.q, QueryBytes(row, params));
-  ListKv();
+  ListKv(Kept(), kept_.head_dim);
   StepSize size;
   size.rows = static_cast<int32_t>(rows.size());
   size.query_ranges = queries_.count();
@@ -160,7 +175,7 @@ absl::Status StepInputs::Bring(StepPath path, absl::Span<DecodeRow> rows,
     for (DecodeRow& row : rows) row.q = twins_->Of(row.q);
   }
   if (path == StepPath::kCopied) {
-    ListKv();
+    ListKv(Kept(), kept_.head_dim);
     const bool has_twins = kv_.FindTwins(*twins_);
     if (has_twins && kv_.count() > 0) {
       if (absl::Status status = CopyIn(kv_); !status.ok()) return status;

@@ -73,6 +73,9 @@ class StepInputs {
   absl::Status Init(cudaStream_t stream);
 
   absl::Status Append(const AppendParams& params, const StepLimits& limits);
+  // The pieces of host memory that an append's rows lie in, with their twins, if it is one of those
+  // that would be copied (step_path.h); else none.
+  absl::Span<const RangeCopy> RangesToBring(const AppendParams& params, const StepLimits& limits);
   absl::Status Flush(const StepLimits& limits);
 
   bool has_kept() const { return kept_first_ < kept_rows_.size(); }
@@ -114,7 +117,7 @@ class StepInputs {
   static constexpr int64_t kPerUpload = UploadRing::kSlotBytes / static_cast<int64_t>(sizeof(T));
 
  private:
-  void ListKv();
+  void ListKv(absl::Span<const AppendRow> rows, int32_t head_dim);
   absl::Status CopyIn(const HostRanges& ranges);
   absl::Status LaunchKept(StepPath path);
   void TurnToTwins();

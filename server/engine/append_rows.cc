@@ -72,7 +72,7 @@ absl::StatusOr<AppendRows::Outcome> AppendRows::Plan(Purpose purpose, cache::Seq
   return Outcome::kPlanned;
 }
 
-absl::Status AppendRows::Launch(int32_t head_dim, Precision precision) {
+absl::Status AppendRows::Launch(int32_t head_dim, Precision precision, bool is_brought) {
   kernels::Backend& backend = context_.backend;
   if (!copies_.empty()) {
     if (absl::Status status = backend.CopyPages(copies_); !status.ok()) return status;
@@ -84,7 +84,8 @@ absl::Status AppendRows::Launch(int32_t head_dim, Precision precision) {
   return backend.Append(kernels::AppendParams{.rows = rows_.data(),
                                               .rows_count = static_cast<int32_t>(rows_.size()),
                                               .head_dim = head_dim,
-                                              .precision = precision});
+                                              .precision = precision,
+                                              .is_brought = is_brought});
 }
 
 }  // namespace fp8kvd::engine

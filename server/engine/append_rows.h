@@ -47,7 +47,8 @@ class AppendRows {
                                const uint16_t* k, const uint16_t* v);
   bool empty() const { return rows_.empty(); }
   // All rows are of one head_dim and precision. An error is a device fault.
-  absl::Status Launch(int32_t head_dim, Precision precision);
+  // is_brought: Backend::Bring has brought their k and v.
+  absl::Status Launch(int32_t head_dim, Precision precision, bool is_brought = false);
 
  private:
   const StepContext context_;

@@ -26,6 +26,11 @@ Piece PieceAt(const AppendRequest& request, int32_t piece) {
   return at;
 }
 
+// Of the piece's rows in the chunk's k and v, in values.
+int64_t OffsetOf(const AppendRequest& request, const Piece& piece, const LayerGroup& group) {
+  return (int64_t{piece.layer_index} * request.n + piece.first) * group.kv_heads * group.head_dim;
+}
+
 int64_t KvBytes(const LayerGroup& group, int64_t tokens) {
   return KvBytesPerToken(Precision::kBf16, group.head_dim) * group.kv_heads * tokens;
 }
@@ -52,22 +57,58 @@ int32_t AppendPieces(const AppendRequest& request) {
 }
 
 AppendStep::AppendStep(const StepContext& context, AppendRows* appends)
-    : context_(context), appends_(appends) {}
+    : context_(context), appends_(appends) {
+  rows_.reserve(context.options.batch_rows_max);
+}
 
-absl::Status AppendStep::Run(AppendRequest* request, bool* has_launched) {
+const LayerGroup& AppendStep::GroupOf(const AppendRequest& request, int32_t piece) const {
+  return context_.models[request.model].GroupOf(request.layer +
+                                                PieceAt(request, piece).layer_index);
+}
+
+int32_t AppendStep::NextPieces(const AppendRequest& request) const {
+  const int32_t left = request.book.waiting - request.pieces_coming;
+  const int32_t first = request.pieces_done + request.pieces_coming;
+  const Precision precision = GroupOf(request, first).precision;
+  int64_t bytes_left = context_.options.append_slice_bytes_max;
+  int32_t pieces = 0;
+  for (; pieces < std::min(left, context_.options.batch_rows_max); ++pieces) {
+    const LayerGroup& group = GroupOf(request, first + pieces);
+    const int64_t bytes = KvBytes(group, PieceAt(request, first + pieces).n);
+    if (pieces > 0 && (bytes > bytes_left || group.precision != precision)) break;
+    bytes_left -= bytes;
+  }
+  return pieces;
+}
+
+absl::StatusOr<std::optional<kernels::BringId>> AppendStep::Bring(const AppendRequest& request,
+                                                                  int32_t pieces) {
+  const int32_t first = request.pieces_done + request.pieces_coming;
+  rows_.clear();
+  for (int32_t at = first; at < first + pieces; ++at) {
+    const Piece piece = PieceAt(request, at);
+    const LayerGroup& group = GroupOf(request, at);
+    const int64_t offset = OffsetOf(request, piece, group);
+    kernels::AppendRow row{};
+    row.k = request.k + offset;
+    row.v = request.v + offset;
+    row.n = piece.n;
+    row.kv_heads = group.kv_heads;
+    rows_.push_back(row);
+  }
+  const LayerGroup& group = GroupOf(request, first);
+  return context_.backend.Bring(kernels::AppendParams{.rows = rows_.data(),
+                                                      .rows_count = pieces,
+                                                      .head_dim = group.head_dim,
+                                                      .precision = group.precision});
+}
+
+absl::Status AppendStep::Run(AppendRequest* request, int32_t pieces, bool is_brought,
+                             bool* has_launched) {
   *has_launched = false;
   appends_->Begin();
-  const ModelSetup& model = context_.models[request->model];
-  const LayerGroup& first =
-      model.GroupOf(request->layer + PieceAt(*request, request->pieces_done).layer_index);
-  int64_t bytes_left = context_.options.append_slice_bytes_max;
-  for (int32_t taken = 0; taken < context_.options.batch_rows_max; ++taken) {
-    if (request->book.waiting == 0) break;
-    const Piece piece = PieceAt(*request, request->pieces_done);
-    const LayerGroup& group = model.GroupOf(request->layer + piece.layer_index);
-    const int64_t bytes = KvBytes(group, piece.n);
-    if (taken > 0 && (bytes > bytes_left || group.precision != first.precision)) break;
-    bytes_left -= bytes;
+  const LayerGroup& group = GroupOf(*request, request->pieces_done);
+  for (int32_t i = 0; i < pieces; ++i) {
     const absl::StatusOr<AppendRows::Outcome> planned = PlanPiece(*request);
     if (!planned.ok()) {
       request->status = planned.status();
@@ -83,7 +124,7 @@ absl::Status AppendStep::Run(AppendRequest* request, bool* has_launched) {
   *has_launched = true;
   ++context_.stats.append_launches_total;
   ++context_.stats.append_slices_total;
-  return appends_->Launch(first.head_dim, first.precision);
+  return appends_->Launch(group.head_dim, group.precision, is_brought);
 }
 
 absl::StatusOr<AppendRows::Outcome> AppendStep::PlanPiece(const AppendRequest& request) {
@@ -91,9 +132,8 @@ absl::StatusOr<AppendRows::Outcome> AppendStep::PlanPiece(const AppendRequest& r
   if (!seq.ok()) return seq.status();
   const Piece piece = PieceAt(request, request.pieces_done);
   const int32_t layer = request.layer + piece.layer_index;
-  const LayerGroup& group = context_.models[request.model].GroupOf(layer);
-  const int64_t offset =
-      (int64_t{piece.layer_index} * request.n + piece.first) * group.kv_heads * group.head_dim;
+  const LayerGroup& group = GroupOf(request, request.pieces_done);
+  const int64_t offset = OffsetOf(request, piece, group);
   return appends_->Plan(
       AppendRows::Purpose::kStore, *seq,
       cache::AppendArgs{

@@ -9,8 +9,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "server/engine/append_rows.h"
 #include "server/engine/step_context.h"
@@ -31,16 +34,24 @@ class AppendStep {
  public:
   AppendStep(const StepContext& context, AppendRows* appends);
 
-  // Launches the request's next slice, if there is one to launch (pieces that are replays need
-  // none); *has_launched says so. Afterwards book.waiting pieces are left; it is 0 when the chunk
-  // is done or has failed, then with request->status. An error returned is a device fault.
-  absl::Status Run(AppendRequest* request, bool* has_launched);
+  // Pieces of the next slice, behind those that are coming.
+  int32_t NextPieces(const AppendRequest& request) const;
+  // Sets out to bring the rows of so many pieces behind those that are coming. Null: not needed. An
+  // error is a device fault, as that of Run.
+  absl::StatusOr<std::optional<kernels::BringId>> Bring(const AppendRequest& request,
+                                                        int32_t pieces);
+  // Launches the request's next pieces, if there is anything to launch (those that are replays need
+  // nothing); *has_launched says so. Afterwards book.waiting pieces are left; it is 0 when the
+  // chunk is done or has failed, then with request->status.
+  absl::Status Run(AppendRequest* request, int32_t pieces, bool is_brought, bool* has_launched);
 
  private:
+  const LayerGroup& GroupOf(const AppendRequest& request, int32_t piece) const;
   absl::StatusOr<AppendRows::Outcome> PlanPiece(const AppendRequest& request);
 
   const StepContext context_;
   AppendRows* const appends_;
+  std::vector<kernels::AppendRow> rows_;  // room for batch_rows_max
 };
 
 }  // namespace fp8kvd::engine

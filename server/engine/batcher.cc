@@ -244,7 +244,7 @@ void Batcher::LookAtAppend(AppendRequest* request) {
     blocked_.Insert(key);
   }
   blocked_.Insert(Key(request->seq, kAnyWork));
-  if (!is_eligible) return;
+  if (!is_eligible || request->pieces_coming == request->book.waiting) return;
   const auto turn_of = [this](const AppendRequest& append) {
     return std::make_pair(LineOf(append).append_turn,
                           last_turn_[static_cast<uint32_t>(append.seq)]);

@@ -7,8 +7,8 @@
 //     or of KV bytes where those are bounded. Then an item joins if four of its size would still
 //     fit. So the long ones cannot fill a launch, and a short item waits for older ones about as
 //     short as itself, however many long ones are older. The oldest always goes: nobody starves.
-//   - one bulk append, whose next slice follows the batch: of those eligible, one of the sequence
-//     that had its turn longest ago.
+//   - one bulk append, whose next slice follows the batch: of those eligible that have a slice left
+//     to set out, one of the sequence that had its turn longest ago.
 // Tenants. Each has a line of its own, and the rule above is that of one line. Where several have
 //   decodes waiting they share each launch: a line has room for its part of the launch's KV bytes,
 //   kv_bytes_max / lines, less what it owes. What it takes beyond its part it owes, and a line that

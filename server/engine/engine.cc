@@ -61,7 +61,7 @@ void Engine::Parts::LookOn() {
 }
 
 bool Engine::Parts::is_watched() const {
-  if (launches_.count() != 1 || !batcher_.empty()) return false;
+  if (launches_.count() != 1 || !batcher_.empty() || !coming_.empty()) return false;
   const Launch& launch = launches_.Newest();
   return launch.append == nullptr && launch.items.front().request->looks_on &&
          launch.items.front().request == launch.items.back().request;
@@ -158,11 +158,7 @@ bool Engine::Parts::Work() {
       answers_->Tell();
     }
   }
-  if (pick.append != nullptr && fault_.ok() && !launches_.is_full()) {
-    has_worked = true;
-    LaunchSlice(pick.append, setup_.clock->NowUs());
-  }
-  return has_worked;
+  return MoveAppends(pick.append) || has_worked;
 }
 
 // The launch may wait for company, and then everything that was picked after it waits too.
@@ -213,34 +209,6 @@ bool Engine::Parts::LaunchDecode(const Batcher::Pick& pick, TimeUs now) {
   if (!launch.items.empty()) Take(launch, now);
   PoisonFreed();
   return is_whole;
-}
-
-void Engine::Parts::LaunchSlice(AppendRequest* append, TimeUs now) {
-  if (append->pieces_done == 0) {
-    stats_.append_queue_us.Observe(
-        static_cast<uint64_t>(std::max<TimeUs>(0, now - append->arrived)));
-  }
-  batcher_.EndTurn(*append);
-  Launch& launch = launches_.Free();
-  launch.items.clear();
-  launch.append = append;
-  bool has_launched = false;
-  const absl::Status status = append_step_->Run(append, &has_launched);
-  if (has_launched) {
-    ++append->book.running;
-    launches_.Push();
-  }
-  if (append->book.waiting == 0) {
-    batcher_.Remove(append);
-    answers_->NoteLengths(append);
-  }
-  if (!status.ok()) {
-    Fail(status);
-    return;
-  }
-  if (append->book.waiting == 0 && append->book.running == 0) answers_->EndAppend(append);
-  if (has_launched) Take(launch, now);
-  PoisonFreed();
 }
 
 // The launch is on its way.
@@ -310,7 +278,7 @@ bool Engine::Parts::Poll() {
     has_landed = true;
   }
   stats_.launches_inflight = launches_.count();
-  return has_landed;
+  return DropEnded() || has_landed;
 }
 
 void Engine::Parts::Land(const Launch& launch, TimeUs now) {
@@ -361,6 +329,10 @@ void Engine::Parts::Fail(const absl::Status& fault) {
       answers_->EndAfterFault(request, answer);
     }
   };
+  for (; !coming_.empty(); coming_.Pop()) {
+    --coming_.Oldest().append->book.running;
+    end(coming_.Oldest().append);
+  }
   while (!launches_.empty()) {
     const Launch& launch = launches_.Oldest();
     if (launch.append != nullptr) {

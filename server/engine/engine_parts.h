@@ -1,5 +1,6 @@
 // server/engine/engine_parts.h: what an Engine is made of. For engine.cc (the turn),
-// engine_start.cc (how it is put together) and engine_snapshot.cc alone.
+// engine_appends.cc (slices of bulk appends), engine_start.cc (how it is put together) and
+// engine_snapshot.cc alone.
 #pragma once
 
 #include <atomic>
@@ -20,6 +21,7 @@
 #include "server/engine/append_rows.h"
 #include "server/engine/append_step.h"
 #include "server/engine/batcher.h"
+#include "server/engine/coming_slices.h"
 #include "server/engine/control_step.h"
 #include "server/engine/decode_step.h"
 #include "server/engine/doorbell.h"
@@ -101,7 +103,12 @@ class Engine::Parts {
   bool CanFillNext() const;
   bool FillsNext(const Batcher::Pick& pick) const;
   bool LaunchDecode(const Batcher::Pick& pick, TimeUs now);
-  void LaunchSlice(AppendRequest* append, TimeUs now);
+  bool MoveAppends(AppendRequest* picked);
+  bool HasArrived(const ComingSlice& slice);
+  void SetOut(AppendRequest* append);
+  void LaunchComing(TimeUs now);
+  void EndComing();
+  bool DropEnded();
   void RunControl(ControlRequest* request, TimeUs now);
   void EndLate(Request* request, TimeUs now);
   void Take(Launch& launch, TimeUs now);
@@ -112,7 +119,7 @@ class Engine::Parts {
   void CloseIfDrained(TimeUs now);
   void Fail(const absl::Status& fault);
   void FailAtStart(const absl::Status& fault);
-  bool is_idle() const { return batcher_.empty() && launches_.empty(); }
+  bool is_idle() const { return batcher_.empty() && launches_.empty() && coming_.empty(); }
   bool is_watched() const;
 
   const Setup setup_;
@@ -132,6 +139,7 @@ class Engine::Parts {
   FreedPages freed_;
   Batcher batcher_;
   Launches launches_;
+  ComingSlices coming_;
   EngineStats stats_;                         // Answers publishes it
   std::unique_ptr<SnapshotParts> snapshots_;  // null: none are made or read
   std::unique_ptr<cache::SeqStore> store_;

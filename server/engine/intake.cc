@@ -89,7 +89,7 @@ void Intake::TakeAppend(AppendRequest* request, int64_t now_ms) {
   context_.store.Hold(*seq);
   request->seq = *seq;
   request->is_held = true;
-  request->pieces_done = 0;
+  request->pieces_done = request->pieces_coming = 0;
   request->book.waiting = AppendPieces(*request);
   batcher_->Add(request);
 }

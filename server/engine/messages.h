@@ -137,7 +137,8 @@ struct AppendRequest : Request {
   // taken or the chunk failed; 0 if the sequence is gone.
   absl::Span<int64_t> seq_lens;
   // The engine's own.
-  int32_t pieces_done = 0;  // of (slice, layer), the layer running fastest
+  int32_t pieces_done = 0;    // of (slice, layer), the layer running fastest
+  int32_t pieces_coming = 0;  // of those not begun, from the front: their rows are on their way
   bool is_held = false;
   cache::SeqIndex seq{0};
 };

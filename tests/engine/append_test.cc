@@ -204,6 +204,144 @@ TEST(Append, ACancelEndsItBeforeTheNextSliceAndKeepsWhatIsCommitted) {
   EXPECT_EQ(call.seq_lens[0], 16);
 }
 
+// A device whose rows of 100 bytes and more set out, and arrive when the test says so.
+RigOptions ThreeInFlight() {
+  RigOptions options = OneAtATime();
+  options.engine.launches_inflight_max = 3;
+  return options;
+}
+void HoldBrings(Rig& rig) {
+  rig.backend.SetBringBytesMin(100);
+  rig.backend.HoldBrings();
+}
+
+TEST(AppendComes, ADecodeGoesBeforeSlicesWhoseRowsAreOnTheirWay) {
+  Rig rig(ThreeInFlight());
+  const std::vector<cache::SeqHandle> seqs = rig.Create(2);
+  rig.Fill(seqs[1], 0, 1);
+  rig.backend.ForgetRecords();
+  HoldBrings(rig);
+  AppendCall upload(rig.engine, 0, 0, 1, seqs[0], 0, Tokens(48));
+  rig.Run(upload);
+  EXPECT_EQ(rig.backend.on_their_way(), 3u);
+  DecodeCall ask(rig.engine, 0, 0, {Ask(seqs[1], 0, 1)});
+  rig.Run(ask);
+  EXPECT_TRUE(ask.done());
+  EXPECT_EQ(Launches(rig), (std::vector<int32_t>{1}));
+  rig.backend.LetOneArrive();
+  rig.Settle();
+  EXPECT_EQ(Launches(rig), (std::vector<int32_t>{1, -16}));
+  rig.backend.Release();
+  rig.Settle();
+  EXPECT_EQ(Launches(rig), (std::vector<int32_t>{1, -16, -16, -16}));
+  EXPECT_TRUE(upload.request.status.ok()) << upload.request.status;
+  EXPECT_EQ(upload.seq_lens[0], 48);
+}
+
+TEST(AppendComes, AFewSlicesAreOnTheirWayAndTheRestFollows) {
+  Rig rig(ThreeInFlight());
+  const cache::SeqHandle seq = rig.Create();
+  HoldBrings(rig);
+  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, Tokens(160));
+  rig.Run(upload);
+  EXPECT_EQ(rig.backend.on_their_way(), 3u);
+  rig.backend.LetOneArrive();
+  rig.Settle();
+  EXPECT_EQ(rig.backend.on_their_way(), 3u);
+}
+
+TEST(AppendComes, AShortLastSliceKeepsItsPlace) {
+  Rig rig(ThreeInFlight());
+  const cache::SeqHandle seq = rig.Create();
+  std::vector<uint64_t> history = Tokens(20);  // the last four have 64 bytes
+  HoldBrings(rig);
+  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, history);
+  rig.Run(upload);
+  EXPECT_EQ(Launches(rig), std::vector<int32_t>{});
+  rig.backend.Release();
+  rig.Settle();
+  EXPECT_EQ(Launches(rig), (std::vector<int32_t>{-16, -4}));
+  DecodeCall step(rig.engine, 0, 0, {Step(seq, 20, 9)});
+  rig.Run(step);
+  history.push_back(9);
+  EXPECT_EQ(step.Check(0, history), "");
+}
+
+TEST(AppendComes, UploadsTakeTurnsInSettingOut) {
+  Rig rig(ThreeInFlight());
+  const std::vector<cache::SeqHandle> seqs = rig.Create(2);
+  rig.backend.ForgetRecords();
+  HoldBrings(rig);
+  AppendCall greedy(rig.engine, 0, 0, 1, seqs[0], 0, Tokens(64));
+  AppendCall modest(rig.engine, 0, 0, 1, seqs[1], 0, Tokens(16));
+  for (AppendCall* call : {&greedy, &modest}) ASSERT_TRUE(call->Submit().ok());
+  rig.Settle();
+  rig.backend.Release();
+  rig.Settle();
+  std::vector<int32_t> positions;
+  for (const FakeBackend::Record& record : rig.backend.RecordsOf(Kind::kAppend)) {
+    positions.push_back(record.positions[0]);
+  }
+  EXPECT_EQ(positions, (std::vector<int32_t>{0, 0, 16, 32, 48}));  // the second 0 is modest's
+}
+
+TEST(AppendComes, ACancelWaitsForWhatReadsItsSlot) {
+  Rig rig(ThreeInFlight());
+  const cache::SeqHandle seq = rig.Create();
+  HoldBrings(rig);
+  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, Tokens(48));
+  rig.Run(upload);
+  upload.request.cancelled = true;
+  rig.Settle();
+  EXPECT_FALSE(upload.done());
+  for (int32_t i = 0; i < 3; ++i) rig.backend.LetOneArrive();
+  rig.Settle();
+  EXPECT_TRUE(upload.done());
+  EXPECT_TRUE(absl::IsCancelled(upload.request.status)) << upload.request.status;
+  EXPECT_EQ(upload.seq_lens[0], 0);
+}
+
+TEST(AppendComes, ACancelFindsRowsThatHaveJustComeAndAppendsNothing) {
+  Rig rig(ThreeInFlight());
+  const cache::SeqHandle seq = rig.Create();
+  HoldBrings(rig);
+  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, Tokens(48));
+  rig.Run(upload);
+  rig.backend.ForgetRecords();
+  upload.request.cancelled = true;
+  rig.backend.Release();
+  rig.Settle();
+  EXPECT_TRUE(absl::IsCancelled(upload.request.status)) << upload.request.status;
+  EXPECT_EQ(Launches(rig), std::vector<int32_t>{});
+}
+
+TEST(AppendComes, APieceThatFailsEndsTheSlicesBehindIt) {
+  RigOptions options = ThreeInFlight();
+  options.models[0].pages = 2;
+  Rig rig(options);
+  const std::vector<cache::SeqHandle> seqs = rig.Create(2);
+  rig.Fill(seqs[0], 0, 1);  // one page is left
+  HoldBrings(rig);
+  AppendCall upload(rig.engine, 0, 0, 1, seqs[1], 0, Tokens(200));
+  rig.Run(upload);
+  rig.backend.Release();
+  rig.Settle();
+  EXPECT_TRUE(absl::IsResourceExhausted(upload.request.status)) << upload.request.status;
+  EXPECT_EQ(upload.seq_lens[0], 64);
+}
+
+TEST(AppendComes, ADeviceFaultEndsWhatIsOnItsWay) {
+  Rig rig(ThreeInFlight());
+  const cache::SeqHandle seq = rig.Create();
+  HoldBrings(rig);
+  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, Tokens(48));
+  rig.Run(upload);
+  rig.backend.FailCall(0);
+  rig.Settle();
+  EXPECT_TRUE(upload.done());
+  EXPECT_TRUE(absl::IsUnavailable(upload.request.status)) << upload.request.status;
+}
+
 TEST(Append, SkipToLeavesOutWhatNoQuerySees) {
   RigOptions options;
   options.models = {ModelSpec{.windows = {32}, .pages = 4}};

@@ -30,6 +30,7 @@ constexpr const char* kMustCover[] = {"item ALREADY_EXISTS",
                                       "killed client",
                                       "lease expiry",
                                       "page copy",
+                                      "rows brought before they are appended",
                                       "replay",
                                       "fork",
                                       "control FAILED_PRECONDITION"};

@@ -141,6 +141,11 @@ void World::Start() {
     raw.push_back(started->get());
     engines_.push_back(*std::move(started));
     backend.SetRecording(false);
+    if (random_.Chance(60)) {
+      ++tally_["rows brought before they are appended"];
+      backend.SetBringBytesMin(random_.In(1, 400));
+      if (random_.Chance(80)) backend.HoldBrings();
+    }
   }
   fleet_ = std::make_unique<engine::Fleet>(std::move(raw), std::move(tenants));
   if (devices_ > 1) ++tally_["two devices"];
@@ -169,8 +174,10 @@ void World::Loop() {
       if (client->is_alive) ActAs(*client);
     } else if (dice <= 75) {
       Turn();
-    } else if (dice <= 85) {
+    } else if (dice <= 80) {
       any_device().ReleaseOneFence();
+    } else if (dice <= 85) {
+      any_device().LetOneArrive();
     } else if (dice <= 95) {
       clock_.AdvanceUs(random_.Chance(3) ? random_.In(30'000, 500'000) : random_.In(0, 4'000));
     } else if (dice <= 97) {
@@ -248,7 +255,9 @@ void World::End() {
   for (; is_ok() && !all_answered() && turns < kSettleTurnsMax; ++turns) {
     Turn();
     for (size_t i = 0; i < engines_.size(); ++i) {
-      if (!engines_[i]->stats().failed) backends_[i].ReleaseOneFence();
+      if (engines_[i]->stats().failed) continue;
+      backends_[i].ReleaseOneFence();
+      backends_[i].LetOneArrive();
     }
     clock_.AdvanceUs(100);
     JudgeDone();

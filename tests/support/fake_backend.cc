@@ -68,6 +68,8 @@ void FakeBackend::RunOldest() {
 }
 
 void FakeBackend::Release() {
+  while (!on_their_way_.empty()) LetOneArrive();
+  holds_brings_ = false;
   while (!queued_.empty()) RunOldest();
   is_held_ = false;
 }
@@ -192,8 +194,60 @@ void FakeBackend::CheckAppends(const kernels::AppendParams& params) {
   }
 }
 
+uint64_t FakeBackend::BroughtRow::MarkNow() const {
+  const auto count = static_cast<int32_t>(values);
+  return MixRow(MixRow(0, k, count), v, count);
+}
+
+absl::StatusOr<std::optional<kernels::BringId>> FakeBackend::Bring(
+    const kernels::AppendParams& params) {
+  if (absl::Status status = Call(); !status.ok()) return status;
+  std::vector<BroughtRow> rows;
+  int64_t bytes = 0;
+  for (const kernels::AppendRow& row : absl::MakeConstSpan(params.rows, params.rows_count)) {
+    rows.push_back(
+        {.k = row.k, .v = row.v, .values = int64_t{row.n} * row.kv_heads * params.head_dim});
+    rows.back().mark = rows.back().MarkNow();
+    bytes += 2 * rows.back().values * static_cast<int64_t>(sizeof(uint16_t));
+  }
+  if (bring_bytes_min_ == 0 || bytes < bring_bytes_min_) return std::optional<kernels::BringId>();
+  on_their_way_.push_back(std::move(rows));
+  ++brings_begun_;
+  if (!holds_brings_) LetOneArrive();
+  return std::optional<kernels::BringId>(kernels::BringId{brings_begun_});
+}
+
+absl::StatusOr<bool> FakeBackend::Brought(kernels::BringId bring) {
+  if (absl::Status status = Call(); !status.ok()) return status;
+  return bring.value <= brings_begun_ - on_their_way_.size();
+}
+
+void FakeBackend::LetOneArrive() {
+  if (on_their_way_.empty()) return;
+  for (const BroughtRow& row : on_their_way_.front()) {
+    if (row.MarkNow() != row.mark && !has_failed_)
+      Complain("k or v changed on their way to the device");
+    // What another one's rows in the same place have brought is of no use any more.
+    std::erase_if(brought_, [&row](const BroughtRow& before) { return before.k == row.k; });
+    brought_.push_back(row);
+  }
+  on_their_way_.pop_front();
+}
+
+void FakeBackend::CheckBrought(const kernels::AppendParams& params) {
+  for (const kernels::AppendRow& row : absl::MakeConstSpan(params.rows, params.rows_count)) {
+    const auto at = std::find_if(brought_.begin(), brought_.end(),
+                                 [&row](const BroughtRow& brought) { return brought.k == row.k; });
+    if (at == brought_.end() || at->v != row.v || at->MarkNow() != at->mark ||
+        at->values != int64_t{row.n} * row.kv_heads * params.head_dim) {
+      Complain(absl::StrCat("position ", row.pos, " was appended and not brought"));
+    }
+  }
+}
+
 absl::Status FakeBackend::Append(const kernels::AppendParams& params) {
   if (absl::Status status = Call(); !status.ok()) return status;
+  if (params.is_brought) CheckBrought(params);
   const absl::Span<const kernels::AppendRow> rows(params.rows, params.rows_count);
   Record record{.head_dim = params.head_dim, .precision = params.precision};
   for (const kernels::AppendRow& row : rows) record.tokens += row.n;

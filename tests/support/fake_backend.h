@@ -5,9 +5,11 @@
 //   itself from what it sent): a wrong page, a stale table entry, a lost append or a token too many
 //   shows.
 // Time. While held, calls only queue; Release does queued work in order, and fences pass behind it.
+//   Rows that Bring was asked for arrive at once, or with HoldBrings when they are let.
 // Looks for, and lists in complaints():
 //   - a table entry or page outside its pool; a token read that is poison or was never written
 //   - k, v or q in staging memory that changed between the call and the work (answered too early)
+//   - rows that Bring has not brought, or not yet, in an append that says so
 //   - two rows of one append launch that write the same token; one table entry edited twice in a
 //     call; a page that is source and destination in one CopyPages
 // Faults. FailCall(n): the n-th device call from now on is a device fault, and so is every later
@@ -19,6 +21,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +56,11 @@ class FakeBackend : public kernels::Backend {
   void ReleaseOneFence();  // the work up to the oldest fence that has not passed
   // Work is done, but no fence is seen to pass before so many decodes from now on were launched.
   void PassNoFenceBefore(int32_t decodes) { decodes_to_pass_ = decodes; }
+  // Appends of so many bytes of k and v, and more, are worth bringing first; 0: none is.
+  void SetBringBytesMin(int64_t bytes) { bring_bytes_min_ = bytes; }
+  void HoldBrings() { holds_brings_ = true; }
+  void LetOneArrive();  // the oldest rows on their way, if there are any
+  size_t on_their_way() const { return on_their_way_.size(); }
   bool has_queued() const { return !queued_.empty(); }
 
   void FailCall(int64_t calls) { fail_in_ = calls; }
@@ -71,6 +79,9 @@ class FakeBackend : public kernels::Backend {
                       int32_t q_len_max, int32_t q_heads_max) override;
   absl::Status UpdateTables(absl::Span<const kernels::TableEdit> edits) override;
   absl::Status CopyPages(absl::Span<const kernels::PageCopy> copies) override;
+  absl::StatusOr<std::optional<kernels::BringId>> Bring(
+      const kernels::AppendParams& params) override;
+  absl::StatusOr<bool> Brought(kernels::BringId bring) override;
   absl::Status Append(const kernels::AppendParams& params) override;
   absl::Status Decode(const kernels::DecodeParams& params) override;
   absl::Status Poison(uint8_t* pool_bytes, int64_t bytes) override;
@@ -97,6 +108,7 @@ class FakeBackend : public kernels::Backend {
   template <typename Row>
   void Keep(Record::Kind kind, absl::Span<const Row> rows, Record record);
   void RunOldest();
+  void CheckBrought(const kernels::AppendParams& params);
   void DoAppend(const kernels::AppendRow& row, int32_t head_dim);
   void DoDecode(const kernels::DecodeRow& row, const kernels::DecodeParams& params);
   void CheckAppends(const kernels::AppendParams& params);
@@ -113,6 +125,20 @@ class FakeBackend : public kernels::Backend {
   int32_t decodes_to_pass_ = 0;
   bool is_recording_ = true;
   std::deque<Work> queued_;
+  // Rows of an append, as they were when they set out.
+  struct BroughtRow {
+    const uint16_t* k = nullptr;
+    const uint16_t* v = nullptr;
+    int64_t values = 0;  // of each
+    uint64_t mark = 0;
+
+    uint64_t MarkNow() const;
+  };
+  int64_t bring_bytes_min_ = 0;
+  bool holds_brings_ = false;
+  uint64_t brings_begun_ = 0;
+  std::deque<std::vector<BroughtRow>> on_their_way_;
+  std::vector<BroughtRow> brought_;  // and not appended
   uint64_t fences_taken_ = 0;
   uint64_t fences_passed_ = 0;
   int64_t fail_in_ = -1;  // calls until the fault; -1: none

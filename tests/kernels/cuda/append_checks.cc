@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 #include <numeric>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "config/base/limits.h"
@@ -53,6 +55,7 @@ struct AppendCase {
   int32_t kv_heads;
   std::vector<int32_t> slices;  // lengths, from position 3 on
   bool with_decodes;            // each slice is a token, and a decode follows it
+  int32_t row_tokens;           // 0: a slice is a row; else rows of so many, brought first
 };
 constexpr int32_t kAppendFirst = 3;
 
@@ -109,6 +112,42 @@ std::string DecodeAfter(BackendDevice& device, const AppendRow& appended, int32_
   return error;
 }
 
+// The slice in rows, which the device brings if it finds that worth it. Then nothing may be read
+// from the host any more.
+std::string AppendBrought(Backend& backend, BackendDevice& device, const AppendCase& c,
+                          const AppendRow& slice, Precision precision) {
+  const int64_t row_elements = int64_t{c.kv_heads} * c.head_dim;
+  std::vector<AppendRow> rows;
+  for (int32_t first = 0; first < slice.n; first += c.row_tokens) {
+    AppendRow row = slice;
+    row.k += first * row_elements;
+    row.v += first * row_elements;
+    row.pos += first;
+    row.n = std::min(c.row_tokens, slice.n - first);
+    rows.push_back(row);
+  }
+  AppendParams params = {rows.data(), static_cast<int32_t>(rows.size()), c.head_dim, precision};
+  const absl::StatusOr<std::optional<BringId>> bring = backend.Bring(params);
+  if (!bring.ok()) return bring.status().ToString();
+  if (!bring->has_value()) return device.Append(params);
+  absl::StatusOr<bool> brought = false;
+  while (brought.ok() && !*brought) brought = backend.Brought(**bring);
+  if (!brought.ok()) return brought.status().ToString();
+  const auto spoil = [&](const uint16_t* values) {
+    const std::vector<uint16_t> before(values, values + slice.n * row_elements);
+    std::fill_n(const_cast<uint16_t*>(values), before.size(), uint16_t{0xFFFF});
+    return before;
+  };
+  const std::vector<uint16_t> k = spoil(slice.k);
+  const std::vector<uint16_t> v = spoil(slice.v);
+  params.is_brought = true;
+  std::string error = device.Append(params);
+  if (error.empty()) error = device.Wait();
+  std::copy(k.begin(), k.end(), const_cast<uint16_t*>(slice.k));
+  std::copy(v.begin(), v.end(), const_cast<uint16_t*>(slice.v));
+  return error;
+}
+
 template <Precision kPrecision>
 std::string CheckAppend(Backend& backend, BackendDevice& device, const AppendCase& c) {
   device.Reset();
@@ -145,7 +184,11 @@ std::string CheckAppend(Backend& backend, BackendDevice& device, const AppendCas
                            kAppendFirst + done,
                            n,
                            c.kv_heads};
-    if (error.empty()) error = device.Append({&row, 1, c.head_dim, kPrecision});
+    if (error.empty() && c.row_tokens == 0) {
+      error = device.Append({&row, 1, c.head_dim, kPrecision});
+    } else if (error.empty()) {
+      error = AppendBrought(backend, device, c, row, kPrecision);
+    }
     done += n;
     if (error.empty() && c.with_decodes)
       error = DecodeAfter(device, row, c.head_dim, kPrecision, out);
@@ -178,13 +221,26 @@ std::string CheckAppend(Backend& backend, BackendDevice& device, const AppendCas
 std::string AppendEqualsTheReference(Backend& backend, BackendDevice& device) {
   for (const int32_t head_dim : kHeadDims) {
     for (const bool with_decodes : {false, true}) {
-      AppendCase c = {head_dim, 3, {1, 1, 7, 4, 16, 33, 1, 80, 15}, with_decodes};
+      AppendCase c = {head_dim, 3, {1, 1, 7, 4, 16, 33, 1, 80, 15}, with_decodes, 0};
       if (with_decodes) c.slices.assign(70, 1);
       std::string error = CheckAppend<Precision::kFp8Kv>(backend, device, c);
       if (error.empty()) error = CheckAppend<Precision::kBf16>(backend, device, c);
       if (!error.empty()) {
         return "d" + std::to_string(head_dim) + (with_decodes ? " by steps: " : ": ") + error;
       }
+    }
+  }
+  return "";
+}
+
+// As many bytes as are worth bringing, as a few rows and as many; and few bytes.
+std::string BroughtRowsAreAppended(Backend& backend, BackendDevice& device) {
+  for (const int32_t head_dim : {80, 128}) {
+    for (const int32_t row_tokens : {1000, 10}) {
+      const AppendCase c = {head_dim, 8, {30, 300, 5}, /*with_decodes=*/false, row_tokens};
+      std::string error = CheckAppend<Precision::kFp8Kv>(backend, device, c);
+      if (error.empty()) error = CheckAppend<Precision::kBf16>(backend, device, c);
+      if (!error.empty()) return "d" + std::to_string(head_dim) + ": " + error;
     }
   }
   return "";
@@ -228,6 +284,24 @@ std::string EveryCodeOfEveryScale(Backend& backend, BackendDevice& device) {
     if (!error.empty()) return "exponent " + std::to_string(binade) + ": " + error;
   }
   return "";
+}
+
+std::string CopiedPagesAreEqual(Backend& backend, BackendDevice& device) {
+  device.Reset();
+  constexpr int64_t kPage = 3 * 16896;
+  uint8_t* pool = device.Pool(10 * kPage);
+  std::vector<uint8_t> bytes(10 * kPage);
+  Random random(1);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.Next());
+  if (!backend.Write(pool, bytes).ok()) return "writing failed";
+  const std::vector<PageCopy> copies = {{pool + 7 * kPage, pool, kPage},
+                                        {pool + 8 * kPage, pool + 3 * kPage, kPage}};
+  if (!backend.CopyPages(copies).ok()) return "copying failed";
+  std::vector<uint8_t> after(bytes.size());
+  if (!backend.Read(pool, absl::MakeSpan(after)).ok()) return "reading failed";
+  std::memcpy(bytes.data() + 7 * kPage, bytes.data(), kPage);
+  std::memcpy(bytes.data() + 8 * kPage, bytes.data() + 3 * kPage, kPage);
+  return after == bytes ? "" : "pages differ";
 }
 
 }  // namespace fp8kvd::kernels::cuda

@@ -437,24 +437,6 @@ std::string ALongLaunchGivesWhatItsRowsGive(Backend& backend, BackendDevice& dev
 
 // ---- The rest of the backend ----
 
-std::string CopiedPagesAreEqual(Backend& backend, BackendDevice& device) {
-  device.Reset();
-  constexpr int64_t kPage = 3 * 16896;
-  uint8_t* pool = device.Pool(10 * kPage);
-  std::vector<uint8_t> bytes(10 * kPage);
-  Random random(1);
-  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.Next());
-  if (!backend.Write(pool, bytes).ok()) return "writing failed";
-  const std::vector<PageCopy> copies = {{pool + 7 * kPage, pool, kPage},
-                                        {pool + 8 * kPage, pool + 3 * kPage, kPage}};
-  if (!backend.CopyPages(copies).ok()) return "copying failed";
-  std::vector<uint8_t> after(bytes.size());
-  if (!backend.Read(pool, absl::MakeSpan(after)).ok()) return "reading failed";
-  std::memcpy(bytes.data() + 7 * kPage, bytes.data(), kPage);
-  std::memcpy(bytes.data() + 8 * kPage, bytes.data() + 3 * kPage, kPage);
-  return after == bytes ? "" : "pages differ";
-}
-
 std::string AShapeWithoutAKernelIsNamed(Backend& backend, BackendDevice& /*device*/) {
   const KernelShape shape = {72, 8, Precision::kFp8Kv};
   const absl::Status status = backend.WarmUp(absl::MakeConstSpan(&shape, 1), 1, 1, 8);
@@ -485,6 +467,7 @@ std::string ManyLaunchesTakeNoMemory(Backend& backend, BackendDevice& device) {
 const std::vector<Check>& GpuChecks() {
   static const std::vector<Check> checks = {
       {"append_equals_the_reference_bit_by_bit", AppendEqualsTheReference},
+      {"brought_rows_are_appended", BroughtRowsAreAppended},
       {"every_code_of_every_scale", EveryCodeOfEveryScale, true},
       {"the_same_launch_twice_gives_the_same_bits", TheSameLaunchTwice},
       {"batch_invariant_row_alone_or_in_a_batch", RowAloneOrInABatch, true},
