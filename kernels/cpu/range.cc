@@ -1,5 +1,7 @@
 #include "kernels/cpu/range.h"
 
+#include <algorithm>
+
 #include "config/base/limits.h"
 #include "kernels/cpu/targets.h"
 
@@ -37,6 +39,26 @@ int64_t FirstOutOfRange(const uint16_t* HWY_RESTRICT values, int64_t count) {
   return -1;
 }
 
+int64_t CopyInRange(const uint16_t* HWY_RESTRICT from, uint16_t* HWY_RESTRICT to, int64_t count) {
+  const hn::ScalableTag<int16_t> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto magnitude_bits = hn::Set(d, int16_t{0x7FFF});
+  const auto* in = reinterpret_cast<const int16_t*>(from);
+  auto* out = reinterpret_cast<int16_t*>(to);
+  auto top = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto values = hn::LoadU(d, in + i);
+    hn::StoreU(values, d, out + i);
+    top = hn::Max(top, hn::And(values, magnitude_bits));
+  }
+  std::copy(from + i, from + count, to + i);
+  const bool is_good = hn::AllFalse(d, hn::Gt(top, hn::Set(d, kLargestAllowed)));
+  if (HWY_UNLIKELY(!is_good)) return FirstOutOfRange(to, count);
+  const int64_t index = FirstOutOfRange(to + i, count - i);
+  return index < 0 ? -1 : i + index;
+}
+
 int64_t CopyPastCaches(const uint16_t* HWY_RESTRICT from, uint16_t* HWY_RESTRICT to,
                        uint16_t* HWY_RESTRICT kept, int64_t count) {
   const hn::CappedTag<int16_t, 16> d;  // `to` begins at a multiple of 32 bytes
@@ -64,10 +86,15 @@ HWY_AFTER_NAMESPACE();
 namespace fp8kvd::kernels::cpu {
 
 HWY_EXPORT(FirstOutOfRange);
+HWY_EXPORT(CopyInRange);
 HWY_EXPORT(CopyPastCaches);
 
 int64_t FirstOutOfRange(const uint16_t* values, int64_t count) {
   return HWY_DYNAMIC_DISPATCH(FirstOutOfRange)(values, count);
+}
+
+int64_t CopyInRange(const uint16_t* from, uint16_t* to, int64_t count) {
+  return HWY_DYNAMIC_DISPATCH(CopyInRange)(from, to, count);
 }
 
 int64_t CopyPastCaches(const uint16_t* from, uint16_t* to, uint16_t* kept, int64_t count) {

@@ -10,10 +10,13 @@ namespace fp8kvd::kernels::cpu {
 // (kRangeExponent), or -1 if there is none. Reads memory about as fast as it can be read.
 int64_t FirstOutOfRange(const uint16_t* values, int64_t count);
 
-// Copies `from` to `to` past the caches, each element read once, and gives what FirstOutOfRange
-// would of the copy. `kept`, where not null, gets a copy in the caches, for who reads it next. For
-// many kilobytes that another reads next: nothing that was in `to` is fetched, and a device need
-// not ask the caches for them. After FinishCopies everybody sees it.
+// Copies `from` to `to`, each element read once, and gives what FirstOutOfRange would of the copy.
+// Where the rows come out of another processor's caches the check is free.
+int64_t CopyInRange(const uint16_t* from, uint16_t* to, int64_t count);
+
+// The same past the caches. `kept`, where not null, gets a copy in the caches, for who reads it
+// next. For many kilobytes that another reads next: nothing that was in `to` is fetched, and a
+// device need not ask the caches for them. After FinishCopies everybody sees it.
 // Both copies begin at multiples of 32 bytes; count is a multiple of 16.
 int64_t CopyPastCaches(const uint16_t* from, uint16_t* to, uint16_t* kept, int64_t count);
 void FinishCopies();

@@ -1,5 +1,6 @@
 #include "server/translate/checks.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace fp8kvd::translate {
@@ -15,16 +16,19 @@ constexpr int64_t kStreamAlignBytes = 32;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes; }
 
+bool AreWhole(std::initializer_list<const Pieces*> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const Pieces* tensor) {
+    if (tensor->size == 0) return true;
+    // Its place in a message of gRPC may be odd.
+    return tensor->pieces.size() == 1 &&
+           reinterpret_cast<uintptr_t>(tensor->pieces[0].data()) % 2 == 0;
+  });
+}
+
 bool CanStream(std::initializer_list<const Pieces*> tensors, int64_t row_bytes) {
   int64_t bytes = 0;
-  for (const Pieces* const tensor : tensors) {
-    if (tensor->pieces.size() > 1) return false;
-    if (tensor->size > 0 && reinterpret_cast<uintptr_t>(tensor->pieces[0].data()) % 2 != 0) {
-      return false;  // its place in a message of gRPC
-    }
-    bytes += tensor->size;
-  }
-  return bytes >= kStreamBytesMin && row_bytes % kStreamAlignBytes == 0;
+  for (const Pieces* const tensor : tensors) bytes += tensor->size;
+  return bytes >= kStreamBytesMin && row_bytes % kStreamAlignBytes == 0 && AreWhole(tensors);
 }
 
 absl::Status CheckLayer(const CatalogModel& model, uint32_t layer) {

@@ -89,8 +89,13 @@ absl::Status DecodeMessage::CheckAll(const Catalog& catalog, absl::Span<const Pi
   status = CheckTensors(catalog);
   if (!status.ok()) return status;
   Split(catalog);
-  streams_ = catalog.streams_rows && origins_.empty() &&
-             CanStream({&wire_.q, &wire_.k, &wire_.v}, model_->geometry.head_dim * kBf16Bytes);
+  loading_ = Loading::kPieces;
+  const auto tensors = {&std::as_const(wire_.q), &std::as_const(wire_.k), &std::as_const(wire_.v)};
+  if (origins_.empty() && AreWhole(tensors)) {
+    const bool streams =
+        catalog.streams_rows && CanStream(tensors, model_->geometry.head_dim * kBf16Bytes);
+    loading_ = streams ? Loading::kStream : Loading::kRows;
+  }
   return absl::OkStatus();
 }
 
@@ -285,8 +290,8 @@ void DecodeMessage::Load(size_t part, uint8_t* slot) {
     uint8_t* const at = slot;
     const int64_t row_bytes = tensor.size / tokens_;
     slot += Aligned(tokens * row_bytes);
-    if (streams_) {
-      // StreamItem copies each item's.
+    if (loading_ != Loading::kPieces) {
+      // BringItem copies each item's.
     } else if (origins_.empty()) {
       tensor.CopyTo(at);
     } else {
@@ -311,13 +316,13 @@ void DecodeMessage::Load(size_t part, uint8_t* slot) {
   if (wire_.want_lse) request.lse = reinterpret_cast<float*>(slot);
   for (engine::DecodeItem& item : request.items) {
     if (!item.status.ok()) continue;
-    if (streams_) {
-      StreamItem(request, &item);
+    if (loading_ == Loading::kPieces) {
+      CheckItem(request, &item);
     } else {
-      LoadItem(request, &item);
+      BringItem(request, &item);
     }
   }
-  if (streams_) FinishStreaming();
+  if (loading_ == Loading::kStream) FinishStreaming();
 }
 
 void DecodeMessage::Refuse(engine::DecodeItem* item, const char* name, const BadElement& bad,
@@ -328,31 +333,37 @@ void DecodeMessage::Refuse(engine::DecodeItem* item, const char* name, const Bad
       Invalid("item ", origins_.empty() ? place : origins_[place].index, ": ", status.message());
 }
 
-void DecodeMessage::StreamItem(const engine::DecodeRequest& request,
-                               engine::DecodeItem* item) const {
+void DecodeMessage::BringItem(const engine::DecodeRequest& request,
+                              engine::DecodeItem* item) const {
   const ModelGeometry& geometry = model_->geometry;
+  const bool streams = loading_ == Loading::kStream;
   uint64_t digest = 0;
-  const auto stream = [&](const char* name, const Pieces& tensor, const uint16_t* rows,
-                          int64_t heads, bool is_digested) {
+  const auto bring = [&](const char* name, const Pieces& tensor, const uint16_t* rows,
+                         int64_t heads, bool is_digested) {
     if (rows == nullptr || !item->status.ok()) return;
     const int64_t row = heads * geometry.head_dim;
     const uint8_t* const from = tensor.pieces[0].data() + item->row * row * kBf16Bytes;
     uint16_t* const to = const_cast<uint16_t*>(rows) + item->row * row;
     std::optional<BadElement> bad;
+    const int64_t count = item->q_len * row;
     if (is_digested) {
-      digest = StreamRows(from, to, item->q_len * row, digest, &bad);
+      digest = streams ? StreamRows(from, to, count, digest, &bad)
+                       : CopyRows(from, to, count, digest, &bad);
+    } else if (streams) {
+      StreamRows(from, to, count, &bad);
     } else {
-      StreamRows(from, to, item->q_len * row, &bad);
+      CopyRows(from, to, count, &bad);
     }
     if (bad.has_value()) Refuse(item, name, *bad, row);
   };
-  stream("q", wire_.q, request.q, geometry.q_heads, /*is_digested=*/false);
-  stream("k", wire_.k, request.k, geometry.kv_heads, /*is_digested=*/true);
-  stream("v", wire_.v, request.v, geometry.kv_heads, /*is_digested=*/true);
+  bring("q", wire_.q, request.q, geometry.q_heads, /*is_digested=*/false);
+  bring("k", wire_.k, request.k, geometry.kv_heads, /*is_digested=*/true);
+  bring("v", wire_.v, request.v, geometry.kv_heads, /*is_digested=*/true);
   item->kv_digest = digest;
 }
 
-void DecodeMessage::LoadItem(const engine::DecodeRequest& request, engine::DecodeItem* item) {
+void DecodeMessage::CheckItem(const engine::DecodeRequest& request,
+                              engine::DecodeItem* item) const {
   const ModelGeometry& geometry = model_->geometry;
   const int64_t q_row = int64_t{geometry.q_heads} * geometry.head_dim;
   const int64_t kv_row = int64_t{geometry.kv_heads} * geometry.head_dim;

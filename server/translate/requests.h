@@ -83,10 +83,18 @@ class DecodeMessage {
   // Makes the parts; with several, items_ are put in their order.
   void Split(const Catalog& catalog);
   engine::DecodePart& AddPart(int32_t device);
-  void LoadItem(const engine::DecodeRequest& request, engine::DecodeItem* item);
-  void StreamItem(const engine::DecodeRequest& request, engine::DecodeItem* item) const;
+  // Checks and digests an item's rows, which are in the slot; or brings them there, too.
+  void CheckItem(const engine::DecodeRequest& request, engine::DecodeItem* item) const;
+  void BringItem(const engine::DecodeRequest& request, engine::DecodeItem* item) const;
   void Refuse(engine::DecodeItem* item, const char* name, const BadElement& bad,
               int64_t row_elements) const;
+
+  // How rows come into a slot.
+  enum class Loading : uint8_t {
+    kPieces,  // whole tensors, of any pieces, before they are checked
+    kRows,    // an item's rows at a time, checked on their way
+    kStream,  // so, past the caches
+  };
 
   // Where an item of a part stands in the message.
   struct Origin {
@@ -109,7 +117,7 @@ class DecodeMessage {
   int64_t tokens_ = 0;
   int64_t out_row_bytes_ = 0;
   int64_t lse_bytes_ = 0;
-  bool streams_ = false;
+  Loading loading_ = Loading::kPieces;
 };
 
 class AppendMessage {

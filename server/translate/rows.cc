@@ -63,6 +63,18 @@ uint64_t RowsDigest(absl::Span<const uint16_t> k, absl::Span<const uint16_t> v) 
   return XXH3_64bits_withSeed(v.data(), v.size() * sizeof(uint16_t), of_k);
 }
 
+void CopyRows(const uint8_t* from, uint16_t* to, int64_t count, std::optional<BadElement>* bad) {
+  const int64_t index =
+      kernels::cpu::CopyInRange(reinterpret_cast<const uint16_t*>(from), to, count);
+  if (index >= 0) *bad = BadElement{index, Text(to[index])};
+}
+
+uint64_t CopyRows(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed,
+                  std::optional<BadElement>* bad) {
+  CopyRows(from, to, count, bad);
+  return XXH3_64bits_withSeed(to, static_cast<size_t>(count) * sizeof(uint16_t), seed);
+}
+
 void StreamRows(const uint8_t* from, uint16_t* to, int64_t count, std::optional<BadElement>* bad) {
   const int64_t index =
       kernels::cpu::CopyPastCaches(reinterpret_cast<const uint16_t*>(from), to, nullptr, count);

@@ -1,5 +1,5 @@
-// server/translate/rows.h: what a poller does with rows of bf16 on their copy in a slot: are all
-// values within range, and what is their digest.
+// server/translate/rows.h: what a poller does with rows of bf16 on their way to a slot, or on their
+// copy there: are all values within range, and what is their digest.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,17 @@ std::optional<BadElement> FindBad(absl::Span<const uint16_t> values);
 // XXH3-64 of both, as the replay check compares them.
 uint64_t RowsDigest(absl::Span<const uint16_t> k, absl::Span<const uint16_t> v);
 
-// Copies rows to a slot that a device reads, past this processor's caches, each byte of `from` read
-// once; the first bad value of the copy, if any, goes to *bad. Then FinishStreaming, before the
-// device may look. `from` begins at an even byte, `to` at a multiple of 32; count is a multiple of
-// 16.
-void StreamRows(const uint8_t* from, uint16_t* to, int64_t count, std::optional<BadElement>* bad);
+// Copies rows, each byte of `from` read once; the first bad value of the copy, if any, goes to
+// *bad. `from` begins at an even byte.
+void CopyRows(const uint8_t* from, uint16_t* to, int64_t count, std::optional<BadElement>* bad);
 // The same, and XXH3-64 of the copy with this seed: of K with 0, then of V with that of K, it is
 // their RowsDigest.
+uint64_t CopyRows(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed,
+                  std::optional<BadElement>* bad);
+
+// As CopyRows, to a slot that a device reads, past this processor's caches. Then FinishStreaming,
+// before the device may look. `to` begins at a multiple of 32; count is a multiple of 16.
+void StreamRows(const uint8_t* from, uint16_t* to, int64_t count, std::optional<BadElement>* bad);
 uint64_t StreamRows(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed,
                     std::optional<BadElement>* bad);
 // The same a part at a time, for who has others to serve in between.

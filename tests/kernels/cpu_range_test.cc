@@ -67,6 +67,21 @@ TEST_P(CpuRange, ACopyPastTheCachesIsWholeAndNamesTheFirstOffender) {
   }
 }
 
+TEST_P(CpuRange, ACopyIsWholeAndNamesTheFirstOffender) {
+  for (int64_t count = 0; count <= 300; count += count < 70 ? 1 : 23) {
+    for (int64_t at = -1; at < count; ++at) {
+      std::vector<uint16_t> values(count + 1, kLargestAllowed);
+      if (at >= 0) values[at + 1] = 0x7FC0;  // NaN
+      values.back() = at < 0 ? 0xCD7F : 0xFF80;
+      std::vector<uint16_t> to(count + 2, 1);
+      ASSERT_EQ(CopyInRange(values.data() + 1, to.data() + 1, count), at);
+      EXPECT_TRUE(std::equal(values.begin() + 1, values.end(), to.begin() + 1));
+      EXPECT_EQ(to.front(), 1);
+      EXPECT_EQ(to.back(), 1);
+    }
+  }
+}
+
 FP8KVD_ON_EACH_TARGET(CpuRange);
 
 }  // namespace

@@ -81,6 +81,28 @@ TEST(StreamRows, CopiesAndSeesAndDigestsAsTheOthersDo) {
   }
 }
 
+TEST(CopyRows, CopiesAndSeesAndDigestsAsTheOthersDo) {
+  for (const int64_t count : {1, 63, 64, 2048, 8195}) {
+    std::vector<uint16_t> values(count);
+    for (int64_t i = 0; i < count; ++i) values[i] = static_cast<uint16_t>(0x3F00 + i % 251);
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(values.data());
+    std::vector<uint16_t> copy(count);
+    std::vector<uint16_t> digested(count);
+    std::optional<BadElement> bad;
+    CopyRows(bytes, copy.data(), count, &bad);
+    EXPECT_EQ(CopyRows(bytes, digested.data(), count, 12345, &bad),
+              XXH3_64bits_withSeed(bytes, static_cast<size_t>(count) * 2, 12345));
+    EXPECT_EQ(copy, values);
+    EXPECT_EQ(digested, values);
+    EXPECT_FALSE(bad.has_value());
+    values[count - 1] = 0xFF80;
+    CopyRows(bytes, copy.data(), count, &bad);
+    ASSERT_TRUE(bad.has_value());
+    EXPECT_EQ(bad->index, count - 1);
+    EXPECT_EQ(bad->text, "-inf");
+  }
+}
+
 // Rows of one part, of a part and a little, and of several.
 TEST(RowStream, ComesPartByPartToWhatOneCallDoes) {
   for (const int64_t count : {int64_t{16}, RowStream::kPart, 2 * RowStream::kPart + 48}) {
