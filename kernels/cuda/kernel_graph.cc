@@ -3,6 +3,9 @@
 namespace fp8kvd::kernels::cuda {
 namespace {
 
+// The driver's versions of the functions that are asked for by name.
+constexpr unsigned int kDriverVersion = 12000;
+
 cudaKernelNodeParams NodeParams(const KernelLaunch& launch) {
   cudaKernelNodeParams params{};
   params.func = const_cast<void*>(launch.kernel);
@@ -34,12 +37,32 @@ cudaError_t KernelGraph::Init(const KernelLaunch& launch, cudaStream_t stream) {
   error = cudaGraphInstantiate(&exec, graph, 0);
   if (error != cudaSuccess) return error;
   exec_.reset(exec);
-  return cudaGraphUpload(exec, stream);
+  error = cudaGraphUpload(exec, stream);
+  if (error != cudaSuccess) return error;
+  error = cudaGetFuncBySymbol(&function_, launch.kernel);
+  if (error != cudaSuccess) return error;
+  void* set_params = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  error = cudaGetDriverEntryPointByVersion("cuGraphExecKernelNodeSetParams", &set_params,
+                                           kDriverVersion, cudaEnableDefault, &found);
+  if (error != cudaSuccess) return error;
+  if (found != cudaDriverEntryPointSuccess) return cudaErrorCallRequiresNewerDriver;
+  set_params_ = reinterpret_cast<SetParams>(set_params);
+  return cudaSuccess;
 }
 
 cudaError_t KernelGraph::Launch(const KernelLaunch& launch, cudaStream_t stream) {
-  const cudaKernelNodeParams params = NodeParams(launch);
-  const cudaError_t error = cudaGraphExecKernelNodeSetParams(exec_.get(), node_, &params);
+  CUDA_KERNEL_NODE_PARAMS params{};
+  params.func = function_;
+  params.gridDimX = launch.grid.x;
+  params.gridDimY = launch.grid.y;
+  params.gridDimZ = launch.grid.z;
+  params.blockDimX = static_cast<unsigned int>(launch.threads);
+  params.blockDimY = params.blockDimZ = 1;
+  params.sharedMemBytes = static_cast<unsigned int>(launch.shared_bytes);
+  params.kernelParams = launch.params;
+  // The numbers of the driver's errors are the runtime's.
+  const auto error = static_cast<cudaError_t>(set_params_(exec_.get(), node_, &params));
   return error != cudaSuccess ? error : cudaGraphLaunch(exec_.get(), stream);
 }
 

@@ -97,8 +97,10 @@ absl::Status StepLaunches::Launch(Prepared& prepared, absl::Span<const DecodeRow
     *to++ = {row, token.k, token.v};
   }
   const auto count = static_cast<int32_t>(rows.size());
+  NearStepRows<1> alone(near_.rows[0]);
   int32_t stages = shape.stages;
   void* params[] = {const_cast<StepArgs*>(&args), &near_, &stages};
+  if (count == 1) params[1] = &alone;
   const KernelLaunch launch = {
       step.kernel(count),         dim3(shape.row_pairs * shape.cluster, count),
       shape.warps * kWarpThreads, shape.cluster,
@@ -134,6 +136,7 @@ absl::StatusOr<bool> StepLaunches::Run(absl::Span<const DecodeRow> rows,
     const auto count = static_cast<int32_t>(some.size());
     if (rows.empty()) {
       args.decode.done = fences_->NextMark(count * shape.row_pairs * shape.cluster);
+      args.done_value = std::exchange(args.decode.done.value, 0);
     }
     args.decode.rows_count = count;
     const absl::Status status = Launch(*prepared, some, left, shape, args, as_graph);

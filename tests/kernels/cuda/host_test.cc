@@ -1,6 +1,8 @@
 // What of the CUDA backend can be seen without a GPU: the layout, the cut, the table of kernels.
 #include <algorithm>
 #include <bit>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -17,6 +19,7 @@
 #include "kernels/cuda/launch_shape.h"
 #include "kernels/cuda/page_layout.h"
 #include "kernels/cuda/sm90/decode/join_share.h"
+#include "kernels/cuda/step_args.h"
 #include "kernels/cuda/step_shape.h"
 
 namespace fp8kvd::kernels::cuda {
@@ -313,6 +316,28 @@ TEST(StepShape, ClustersOfMoreThanTwoTakeHalfOfTheMultiprocessors) {
   EXPECT_EQ(shape.cluster, 4);
   ASSERT_TRUE(StepShapeOf(kernel, 8, 1024, &shape));
   EXPECT_EQ(shape.cluster, 2);
+}
+
+// It travels in another order; the kernel makes it again what it was.
+TEST(NearStepRows, OfARowAloneGiveItBack) {
+  const auto at = [](uintptr_t address) { return reinterpret_cast<uint16_t*>(address); };
+  DecodeRow decode{};
+  decode.q = at(0x100);
+  decode.out = at(0x200);
+  decode.lse = reinterpret_cast<float*>(at(0x300));
+  decode.sink_logits = reinterpret_cast<const float*>(at(0x400));
+  decode.block_table = reinterpret_cast<const int32_t*>(at(0x500));
+  decode.base = reinterpret_cast<const uint8_t*>(at(0x600));
+  decode.page_stride = 700;
+  decode.pos = 8;
+  decode.q_len = 1;
+  decode.kv_heads = 9;
+  decode.window = 10;
+  decode.sm_scale = 0.25F;
+  decode.softcap = 30.0F;
+  const StepRow row = {decode, at(0x700), at(0x800)};
+  const StepRow back = NearStepRows<1>(row).At(0);
+  EXPECT_EQ(std::memcmp(&row, &back, sizeof(row)), 0);
 }
 
 // "sm head_dim columns precision" of each instantiation in a folder of inst/.

@@ -244,9 +244,11 @@ template <class T, int32_t kRows>
 __global__ void __launch_bounds__(T::kWarpsMax* kWarpLanes, T::kPairCtas)
     StepKernel(const __grid_constant__ StepArgs args,
                const __grid_constant__ NearStepRows<kRows> rows, int32_t stages) {
-  DecodeStep<T>(args, rows.rows[blockIdx.y], stages);  // a row in the constant bank
+  DecodeStep<T>(args, rows.At(blockIdx.y), stages);  // a row in the constant bank
   WaitForPreviousLaunch();  // the next launch counts on it, and so does the mark
-  SignalDone(args.decode.done);
+  DoneMark done = args.decode.done;
+  done.value = args.done_value;
+  SignalDone(done);
 }
 
 template <Precision precision, int32_t head_dim>
