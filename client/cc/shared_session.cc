@@ -364,6 +364,7 @@ void SharedSession::Lead(std::unique_lock<std::mutex>& lock, Time until) {
 bool SharedSession::LookForReplies(Time until, Copied copied) {
   const Time begin = std::chrono::steady_clock::now();
   const Time spin_until = std::min(until, begin + std::chrono::microseconds(spin_us_));
+  shm::PassLines(copied.bytes, copied.size);
   while (RepliesTail() == replies_head_) {
     if (std::chrono::steady_clock::now() < spin_until) {
       if (copied.size > 0 && Load(head_->requests_head) == copied.requests_tail) {

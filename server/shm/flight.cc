@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "config/base/check.h"
+#include "proto/fp8kvd/v1/shared_lines.h"
 #include "server/shm/session.h"
 #include "server/translate/replies.h"
 #include "server/translate/status.h"
@@ -90,6 +91,16 @@ absl::Status DecodeFlight::Submit() {
   retry_after_ms_ = spread_.retry_after_ms();
   spread_.Release();
   return status;
+}
+
+// A device that asks the cache which all share has its query 0.5 us sooner than one that has to ask
+// the processor which wrote it.
+void DecodeFlight::PassTensors() const {
+  for (size_t i = 0; i < message_.parts().size(); ++i) {
+    const uint8_t* const slot = spread_.slot(i);
+    const auto* const out = static_cast<const uint8_t*>(message_.parts()[i]->request.out);
+    PassLines(slot, static_cast<uint64_t>(out - slot));  // what lies before it came in
+  }
 }
 
 void DecodeFlight::NoteEnd() {

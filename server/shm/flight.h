@@ -88,6 +88,8 @@ class DecodeFlight final : public Flight {
 
   absl::Status Load(const Taken& taken, const Rooms& rooms);
   absl::Status Submit();
+  // Once submitted: gives the device's part of the slots out of this processor's cache.
+  void PassTensors() const;
   Answer Finish(absl::Span<uint8_t> room);
   void Cancel() { spread_.Cancel(); }
   void OnPosted() override;

@@ -62,6 +62,8 @@ class Loop {
   void Post(Posted* posted);
   // On its thread: the decodes whose end it looks for itself.
   engine::Watch& watch() { return watch_; }
+  // On its thread: something was posted, or requests of sessions wait.
+  bool HasWork() const;
   // On its thread: whether anything else waits for its turn than appends that are on their way.
   bool IsWanted() const { return HasWork() || !watch_.empty(); }
   // On its thread: nothing is heard of this session's socket any more.
@@ -79,7 +81,6 @@ class Loop {
 
   void Run();
   bool Turn();
-  bool HasWork() const;  // posted, or requests of sessions
   bool TakePosted();
   void TakeAdopted();
   void Tidy();

@@ -95,16 +95,22 @@ void Session::BeginDecode(const Taken& taken) {
   const Rooms rooms = RoomsOf(taken.request);
   absl::Status status = flight->Load(taken, rooms);
   if (status.ok()) status = flight->Submit();
-  // While the device works: the client has read the reply that was there before.
-  if (status.ok()) return OwnLines(rooms.reply.data(), rooms.reply.size());
+  if (status.ok()) {
+    // While the device begins and works; the client has read the reply that was there before.
+    if (!loop_->HasWork()) flight->PassTensors();
+    return OwnLines(rooms.reply.data(), rooms.reply.size());
+  }
   Put(taken, AnswerError(status, flight->retry_after_ms(), rooms.reply));
   idle_decodes_.push_back(flight);
 }
 
 void Session::OnDone(DecodeFlight* flight) {
-  Put(flight->taken(), flight->Finish(RoomsOf(flight->taken().request).reply));
+  const absl::Span<uint8_t> room = RoomsOf(flight->taken().request).reply;
+  const Answer answer = flight->Finish(room);
+  Put(flight->taken(), answer);
   idle_decodes_.push_back(flight);
   Publish();  // the next turn of this session may come behind another one's rows
+  if (!loop_->IsWanted()) PassLines(room.data(), answer.out_bytes);
 }
 
 // Whether one that waited has got its slot.
