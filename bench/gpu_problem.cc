@@ -97,7 +97,7 @@ Gpu::Gpu() {
   Must(cudaMalloc(reinterpret_cast<void**>(&counters), kMiB), "taking counters");
   Must(cudaMemset(counters, 0, kMiB), "zeroing counters");
   workspace_.pieces = reinterpret_cast<float*>(scratch_ + kPiecesAt);
-  workspace_.arrivals = reinterpret_cast<uint32_t*>(counters);
+  workspace_.piece_flags = reinterpret_cast<uint32_t*>(counters);
   workspace_.progress = reinterpret_cast<uint32_t*>(counters + kMiB / 4);
   workspace_.row_items = reinterpret_cast<int32_t*>(counters + kMiB / 2);
   std::vector<uint16_t> noise(kNoiseBytes / 2);
@@ -320,7 +320,7 @@ Gpu::Append Gpu::BulkAppend(Precision precision, int32_t head_dim, int32_t seqs,
 double Gpu::ReadGbps() {
   constexpr int64_t kBytes = int64_t{8} << 30;
   const double us = MedianUs(3, [&](int32_t i) {
-    Must(LaunchRead(pool_ + i % 2 * kBytes, kBytes, workspace_.arrivals + 1024, stream_),
+    Must(LaunchRead(pool_ + i % 2 * kBytes, kBytes, workspace_.piece_flags + 1024, stream_),
          "reading");
   });
   return static_cast<double>(kBytes) / us / 1e3;

@@ -1,7 +1,6 @@
 #include "kernels/cuda/decode_launches.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 
 #include "config/base/limits.h"
@@ -21,6 +20,7 @@ void DecodeLaunches::Init(int32_t sm, const DeviceLimits& limits, cudaStream_t s
   sm_ = sm;
   limits_ = limits;
   stream_ = stream;
+  row_ways_.reserve(kItemsMax);
   sorted_rows_.reserve(kItemsMax);
   tokens_.reserve(kItemsMax);
 }
@@ -66,10 +66,10 @@ absl::Status DecodeLaunches::Prepare(absl::Span<const KernelShape> shapes, int32
     piece_floats_ = floats;
     ++*allocations;
   }
-  if (arrivals_ == nullptr) {
-    auto arrivals = AllocDevice(kProgressBytes + int64_t{ShapeCtasMax(limits_)} * 2 * 4);
-    if (!arrivals.ok()) return arrivals.status();
-    arrivals_ = *std::move(arrivals);
+  if (piece_flags_ == nullptr) {
+    auto flags = AllocDevice(kProgressBytes + int64_t{ShapeCtasMax(limits_)} * 2 * 4);
+    if (!flags.ok()) return flags.status();
+    piece_flags_ = *std::move(flags);
     auto row_items = AllocDevice(int64_t{kItemsMax} * 4);
     if (!row_items.ok()) return row_items.status();
     row_items_ = *std::move(row_items);
@@ -80,45 +80,37 @@ absl::Status DecodeLaunches::Prepare(absl::Span<const KernelShape> shapes, int32
 
 absl::Status DecodeLaunches::Run(absl::Span<const DecodeRow> rows, const DecodeParams& params,
                                  StepPath path, bool may_mark) {
-  const auto kernel_for = [&](int32_t columns) {
-    return FindDecodeKernel(sm_, params.precision, params.head_dim, columns);
-  };
-  if (!params.batch_invariant) {
-    int32_t columns_max = 0;
-    for (const DecodeRow& row : rows) columns_max = std::max(columns_max, row.q_len * params.group);
-    return DecodeRows(rows, params, *kernel_for(columns_max), path, may_mark);
-  }
-  for (const DecodeKernel& kernel : DecodeTable()) {
-    if (kernel_for(kernel.grain.columns) != &kernel) continue;
-    if (absl::Status status = RunInvariant(rows, params, kernel, path); !status.ok()) return status;
-  }
-  return absl::OkStatus();
+  if (params.batch_invariant) return RunInvariant(rows, params, path);
+  int32_t columns_max = 0;
+  for (const DecodeRow& row : rows) columns_max = std::max(columns_max, row.q_len * params.group);
+  const DecodeKernel* kernel =
+      FindDecodeKernel(sm_, params.precision, params.head_dim, columns_max);
+  return DecodeRows(rows, params, *kernel, path, may_mark);
 }
 
 absl::Status DecodeLaunches::RunInvariant(absl::Span<const DecodeRow> rows,
-                                          const DecodeParams& params, const DecodeKernel& kernel,
-                                          StepPath path) {
-  constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
-  const auto pairs_of = [&](const DecodeRow& row) {
-    const bool is_ours = FindDecodeKernel(sm_, params.precision, params.head_dim,
-                                          row.q_len * params.group) == &kernel;
-    return is_ours ? PairsAlone(kernel, row, params.group) : kNone;
-  };
-  for (int32_t pairs = -1;;) {
-    int32_t next = kNone;  // the least above `pairs`
-    for (const DecodeRow& row : rows) {
-      const int32_t of_row = pairs_of(row);
-      if (of_row > pairs) next = std::min(next, of_row);
-    }
-    if (next == kNone) return absl::OkStatus();
-    pairs = next;
+                                          const DecodeParams& params, StepPath path) {
+  row_ways_.clear();
+  for (const DecodeRow& row : rows) {
+    const DecodeKernel* kernel =
+        FindDecodeKernel(sm_, params.precision, params.head_dim, row.q_len * params.group);
+    row_ways_.push_back({kernel, PairsAlone(*kernel, row, params.group)});
+  }
+  constexpr RowWay kDone = {nullptr, 0};
+  for (size_t first = 0; first < rows.size(); ++first) {
+    const RowWay way = row_ways_[first];
+    if (way == kDone) continue;
     sorted_rows_.clear();
-    for (const DecodeRow& row : rows) {
-      if (pairs_of(row) == pairs) sorted_rows_.push_back(row);
+    for (size_t i = first; i < rows.size(); ++i) {
+      if (row_ways_[i] != way) continue;
+      sorted_rows_.push_back(rows[i]);
+      row_ways_[i] = kDone;
     }
-    const absl::Status status = DecodeRows(sorted_rows_, params, kernel, path, /*may_mark=*/false);
+    const absl::Status status =
+        DecodeRows(sorted_rows_, params, *way.kernel, path, /*may_mark=*/false);
     if (!status.ok()) return status;
   }
+  return absl::OkStatus();
 }
 
 int64_t DecodeLaunches::ItemsMax(const DecodeKernel& kernel, bool cut) const {
@@ -187,8 +179,8 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
       if (absl::Status added = AddTokens(some, tokens_left, args); !added.ok()) return added;
     }
     args.pieces = reinterpret_cast<float*>(pieces_.get());
-    args.progress = reinterpret_cast<uint32_t*>(arrivals_.get());
-    args.arrivals = reinterpret_cast<uint32_t*>(arrivals_.get() + kProgressBytes);
+    args.progress = reinterpret_cast<uint32_t*>(piece_flags_.get());
+    args.piece_flags = reinterpret_cast<uint32_t*>(piece_flags_.get() + kProgressBytes);
     args.row_items = reinterpret_cast<int32_t*>(row_items_.get());
     const LaunchWork work = WorkOfRows(some, params.group, kernel.grain, cut);
     const int64_t items_max = ItemsMax(kernel, cut);

@@ -40,10 +40,16 @@ class DecodeLaunches {
                    bool may_mark);
 
  private:
-  // What rows of batch_invariant are done with follows from each alone, so those of one kernel that
-  // have as many pairs alone (launch_shape.h) go together.
+  // What a row of batch_invariant is done with. It follows from the row alone, and rows that go one
+  // way go together.
+  struct RowWay {
+    const DecodeKernel* kernel;
+    int32_t pairs_alone;  // launch_shape.h
+
+    bool operator==(const RowWay&) const = default;
+  };
   absl::Status RunInvariant(absl::Span<const DecodeRow> rows, const DecodeParams& params,
-                            const DecodeKernel& kernel, StepPath path);
+                            StepPath path);
   // Items of a launch; with `cut` (batch_invariant, no pairs alone) each leaves a piece.
   int64_t ItemsMax(const DecodeKernel& kernel, bool cut) const;
   // How many rows from the front one launch takes; at least one.
@@ -64,9 +70,10 @@ class DecodeLaunches {
 
   DeviceBytes pieces_;
   int64_t piece_floats_ = 0;  // room in pieces_
-  DeviceBytes arrivals_;      // behind the launches' progress
+  DeviceBytes piece_flags_;   // behind the launches' progress
   DeviceBytes row_items_;
-  std::vector<DecodeRow> sorted_rows_;  // room for kItemsMax
+  std::vector<RowWay> row_ways_;        // room for kItemsMax
+  std::vector<DecodeRow> sorted_rows_;  // the same
   std::vector<NewToken> tokens_;        // the same
 };
 

@@ -4,30 +4,18 @@
 #include <bit>
 #include <utility>
 
+#include "kernels/cuda/any/launch.h"
+#include "kernels/cuda/any/warp.h"
 #include "kernels/cuda/decode_table.h"
 #include "kernels/cuda/step_shape.h"
 
 namespace fp8kvd::kernels::cuda {
 namespace {
 
-constexpr int32_t kWarpThreads = 32;
-
-// A launch that may begin while the one before it ends, as LaunchAfterPrevious in any/launch.h.
 cudaError_t LaunchAfterPrevious(const KernelLaunch& launch, cudaStream_t stream) {
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = launch.cluster;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = launch.grid;
-  config.blockDim = dim3(launch.threads);
-  config.dynamicSmemBytes = launch.shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = launch.cluster > 1 ? 2 : 1;
-  return cudaLaunchKernelExC(&config, launch.kernel, launch.params);
+  const AfterPrevious after(launch.grid, dim3(launch.threads), launch.cluster, launch.shared_bytes,
+                            stream);
+  return cudaLaunchKernelExC(after.config(), launch.kernel, launch.params);
 }
 
 }  // namespace
@@ -67,7 +55,7 @@ absl::Status StepLaunches::PrepareKernel(const DecodeKernel& kernel, int64_t* al
     for (int32_t i = 0; i < kClusters; ++i) {
       const int32_t cluster = 1 << i;
       const KernelLaunch launch = {
-          kernel.step.kernel(rows), dim3(cluster), kWarpThreads, cluster, 0, params};
+          kernel.step.kernel(rows), dim3(cluster), kWarpLanes, cluster, 0, params};
       const absl::Status status =
           ToStatus(prepared->graphs[rows - 1][i].Init(launch, stream_), "making a graph of a step");
       if (!status.ok()) return status;
@@ -102,9 +90,9 @@ absl::Status StepLaunches::Launch(Prepared& prepared, absl::Span<const DecodeRow
   void* params[] = {const_cast<StepArgs*>(&args), &near_, &stages};
   if (count == 1) params[1] = &alone;
   const KernelLaunch launch = {
-      step.kernel(count),         dim3(shape.row_pairs * shape.cluster, count),
-      shape.warps * kWarpThreads, shape.cluster,
-      step.shared_bytes(shape),   params};
+      step.kernel(count),       dim3(shape.row_pairs * shape.cluster, count),
+      shape.warps * kWarpLanes, shape.cluster,
+      step.shared_bytes(shape), params};
   if (!as_graph) return ToStatus(LaunchAfterPrevious(launch, stream_), "a step");
   const auto cluster = static_cast<uint32_t>(shape.cluster);
   KernelGraph& graph = prepared.graphs[count - 1][std::countr_zero(cluster)];

@@ -6,10 +6,9 @@
 
 #include <cuda_bf16.h>
 
-namespace fp8kvd::kernels::cuda {
+#include "kernels/cuda/any/warp.h"
 
-inline constexpr int32_t kWarpLanes = 32;
-inline constexpr uint32_t kAllLanes = 0xFFFFFFFFU;
+namespace fp8kvd::kernels::cuda {
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));

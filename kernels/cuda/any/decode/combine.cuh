@@ -169,7 +169,7 @@ __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner&
   const int32_t lane = all.thread % kWarpLanes;
   const int32_t warp = all.thread / kWarpLanes;
   for (int32_t i = warp + lane * warps; i < cut.ctas - 1; i += warps * kWarpLanes) {
-    AwaitFlag(args.arrivals + CtaPieceSlot(cut.first_cta, cut.first_cta + i));
+    AwaitFlag(args.piece_flags + CtaPieceSlot(cut.first_cta, cut.first_cta + i));
   }
   __syncwarp();
   for (int32_t i = warp; in_shared && i < cut.ctas; i += warps) {
@@ -214,7 +214,7 @@ __device__ __forceinline__ void Combine(const DecodeArgs& args, const CtaCut& cu
   const bool joins = ends_here.group >= 0 && ends_here.first_cta + ends_here.ctas - 1 == cta;
   if (thread < 2 && list.cut[thread].group >= 0 && !(thread == 0 && joins)) {
     // Who sees the flag sees what the CTA's threads wrote before the barrier.
-    RaiseFlag(args.arrivals + CtaPieceSlot(list.cut[thread].first_cta, cta));
+    RaiseFlag(args.piece_flags + CtaPieceSlot(list.cut[thread].first_cta, cta));
   }
   if (!joins) return;
   CombineCtas<T>(args, OwnerOf(list, ends_here.group), ends_here, warps, rings, warps * ring_bytes);
