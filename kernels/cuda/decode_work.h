@@ -108,9 +108,9 @@ struct PacePlan {
   int32_t ctas;    // that have a whole share
 };
 
-// Up to so many checks a warp, of warps with at least so many units: more cost more than they win.
+// Up to so many checks a warp, of CTAs with at least so many units: more cost more than they win.
 inline constexpr int32_t kChecksMax = 12;
-inline constexpr int32_t kPacedUnitsMin = 16;
+inline constexpr int32_t kPacedUnitsMin = 192;
 inline constexpr PacePlan kNoPace = {1 << 30, 1, 1};
 
 // Units of the first warp of a CTA that has so many.
@@ -120,13 +120,13 @@ FP8KVD_HOST_DEVICE constexpr int32_t FirstShareOf(int32_t units, int32_t warps,
   return share < units ? share : units;
 }
 
-// Of units that are cut into shares, and these over the warps. kNoPace where warps have little.
+// Of units that are cut into shares, and these over the warps. kNoPace where CTAs have little.
 FP8KVD_HOST_DEVICE constexpr PacePlan PaceFor(int32_t units, int32_t share, int32_t warps,
                                               int32_t pair_units) {
   const int32_t ctas = FloorDiv(units, share);
   const int32_t rest = units - ctas * share;
   const int32_t first = FirstShareOf(share, warps, pair_units);
-  if (first < kPacedUnitsMin || ctas == 0) return kNoPace;
+  if (share < kPacedUnitsMin || ctas == 0) return kNoPace;
   int32_t every = 1;
   while (every * kChecksMax < first) every *= 2;
   const int32_t checks =

@@ -141,8 +141,8 @@ TEST(PaceFor, CountsEveryCheckOfALaunch) {
 TEST(PaceFor, ChecksAFewTimesAWarpAndNotWhereThereIsLittleToDo) {
   EXPECT_EQ(PaceFor(32768, 256, 8, 8192).every, 4);  // 32 units a warp
   EXPECT_EQ(PaceFor(131072, 1024, 4, 256).every, 32);
-  EXPECT_EQ(PaceFor(132 * 64, 64, 8, 0).every, kNoPace.every);  // 8 units a warp
-  EXPECT_EQ(PaceFor(4096, 8192, 8, 0).every, kNoPace.every);    // no CTA has a whole share
+  EXPECT_EQ(PaceFor(128 * 128, 128, 4, 32).every, kNoPace.every);
+  EXPECT_EQ(PaceFor(4096, 8192, 8, 0).every, kNoPace.every);  // no CTA has a whole share
 }
 
 // Bytes that a CTA waits for and nobody sends would hang a launch.

@@ -224,7 +224,7 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   // A warp that holds a unit back still has one under way beside the one in work. Short launches do
   // not wait for a plan.
   const bool is_paced = PaceKind::kIsOn && stages > 2 && !args.batch_invariant &&
-                        items >= kPacedUnitsMin * warps * static_cast<int32_t>(gridDim.x);
+                        items >= kPacedUnitsMin * static_cast<int32_t>(gridDim.x);
   const PacePlan plan = is_paced ? PaceFor(items, share, warps, map.uniform) : kNoPace;
   typename Worker<T, Ring>::Units pipeline(
       {args, map, row}, units, stages, ring,
