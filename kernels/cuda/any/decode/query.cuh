@@ -150,9 +150,10 @@ struct Attention {
   __device__ __forceinline__ bool IsEdge(int32_t token) const {
     return token < seen_by_all.x || token + T::kUnitTokens > seen_by_all.y;
   }
+  template <bool kFirst = false>
   __device__ __forceinline__ void Score(Tiles<T>& tiles, int32_t token, bool is_edge, int32_t lane,
                                         Accumulator<T>& acc) const {
-    tiles.Score(
+    tiles.template Score<kFirst>(
         token, is_edge, lane, terms, [&] { return VisibilityOf(row, group_inverse, column_first); },
         acc);
   }
@@ -189,25 +190,27 @@ __device__ __forceinline__ void AttendOneByOne(Pipeline& pipeline, const Attenti
   }
 }
 
-// The same where a step is a unit, and the keys of the first tile are ready before the query is.
+// The same where a step is a unit, and keys of the first one, which is here, are ready. acc is as
+// Clear left it.
 template <class T, class Ring, class Pipeline>
-__device__ __forceinline__ void AttendFrom(const FirstKeys<T>& keys, Pipeline& pipeline,
-                                           const Attention<T>& attention, Stretch stretch,
-                                           int32_t lane, Query<T>& q, Accumulator<T>& acc,
-                                           bool let_next) {
+__device__ __forceinline__ void AttendFrom(const FirstKeys<T>& keys, uint8_t* unit,
+                                           Pipeline& pipeline, const Attention<T>& attention,
+                                           Stretch stretch, int32_t lane, const Query<T>& q,
+                                           Accumulator<T>& acc, bool let_next) {
   static_assert(T::kFp8 && T::kUnitTiles == T::kTilesAtOnce);
   Tiles<T> tiles;
   int32_t token = stretch.token;
-  uint8_t* unit = pipeline.Wait();
-  ScaleQuery<T>(q);
   tiles.Begin(unit, keys, lane, q);
-  for (int32_t i = 1;; ++i, token += stretch.stride) {
-    attention.Score(tiles, token, attention.IsEdge(token), lane, acc);
-    tiles.End(lane, acc);
+  attention.template Score<true>(tiles, token, attention.IsEdge(token), lane, acc);
+  tiles.End(lane, acc);
+  for (int32_t i = 1;; ++i) {
     pipeline.Release();
     if (let_next && pipeline.IsDrained()) LetNextLaunchStart();
     if (i == stretch.units) return;
+    token += stretch.stride;
     tiles.Begin(pipeline.Wait(), lane, q);
+    attention.Score(tiles, token, attention.IsEdge(token), lane, acc);
+    tiles.End(lane, acc);
   }
 }
 

@@ -134,37 +134,40 @@ __device__ __forceinline__ void MaximaOfLanes(float (&max)[2]) {
   }
 }
 
-// Moves the origins of the columns 2t and 2t + 1 of N tile n to where a score of theirs is above
-// them, and scales what was summed so far. max: from LaneMaxima.
+// Where the origins of the columns 2t and 2t + 1 of N tile n have to be for these scores. max: from
+// LaneMaxima.
 //
-// In fp8_kv an origin is above its maximum by log2 of the mantissa of that key's v_scale. The key's
-// weight times v_scale is then a power of two, which rounding to bf16 leaves as it is; a key that
-// has nearly all of the weight would otherwise put up to 2^-8 of its value into the output.
+// In fp8_kv that is the largest sum of a score and log2 of the mantissa of its key's v_scale, up to
+// 1 above the maximum. That key's weight times v_scale is then a power of two, which rounding to
+// bf16 leaves as it is; and a key that has nearly all of the weight, which would otherwise put up
+// to 2^-8 of its value into the output, is that key.
 template <class T>
-__device__ __forceinline__ void MoveOrigins(const Scores<T>& scores, int32_t n, float (&max)[2],
-                                            Accumulator<T>& acc) {
-  MaximaOfLanes(max);
-  float origin[2] = {max[0], max[1]};
+__device__ __forceinline__ void OriginsOf(const Scores<T>& scores, int32_t n, const float (&max)[2],
+                                          float (&origin)[2]) {
+  origin[0] = T::kFp8 ? -INFINITY : max[0];
+  origin[1] = T::kFp8 ? -INFINITY : max[1];
   if constexpr (T::kFp8) {
-    float of_max[2] = {0.0F, 0.0F};  // v_scale
 #pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
+    for (int32_t m = 0; m < scores.kTiles; ++m) {
 #pragma unroll
-      for (int32_t m = 0; m < scores.kTiles; ++m) {
-        if (scores.s[m][n][i] == max[i % 2]) of_max[i % 2] = scores.v_scale[m][i / 2];
+      for (int32_t i = 0; i < 4; ++i) {
+        const float above = Log2OfMantissa(scores.v_scale[m][i / 2]);
+        origin[i % 2] = fmaxf(origin[i % 2], scores.s[m][n][i] + above);
       }
     }
-    MaximaOfLanes(of_max);
-    origin[0] += Log2OfMantissa(of_max[0]);
-    origin[1] += Log2OfMantissa(of_max[1]);
   }
+  MaximaOfLanes(origin);
+}
+
+// Moves the origins of N tile n up to these, and scales what was summed so far.
+template <class T>
+__device__ __forceinline__ void MoveOrigins(const float (&to)[2], int32_t n, Accumulator<T>& acc) {
   float down[2];
 #pragma unroll
   for (int32_t i = 0; i < 2; ++i) {
-    const bool moves = max[i] > acc.origin[n][i];
-    origin[i] = moves ? origin[i] : acc.origin[n][i];
-    down[i] = Exp2(acc.origin[n][i] - origin[i]);
-    acc.origin[n][i] = origin[i];
+    const float origin = to[i] > acc.origin[n][i] ? to[i] : acc.origin[n][i];
+    down[i] = Exp2(acc.origin[n][i] - origin);
+    acc.origin[n][i] = origin;
     acc.sum[n][i] *= down[i];
   }
 #pragma unroll
@@ -174,12 +177,12 @@ __device__ __forceinline__ void MoveOrigins(const Scores<T>& scores, int32_t n, 
   }
 }
 
-// Turns scores into what they are above their columns' origins, once these are where they have to
-// be. Few tiles move one, so the lanes ask each other first, once for all columns, and exchange
-// maxima only then. (A product and a difference, each rounded: with fma the largest score might
-// come out far above its own origin.)
-template <class T>
-__device__ __forceinline__ void CountScores(Scores<T>& scores, Accumulator<T>& acc) {
+// Brings the columns' origins to where these scores need them. Few tiles move one, so the lanes ask
+// each other first, once for all columns, and exchange maxima only then. kFirst: nothing is summed
+// yet, and the origins are where Clear put them.
+template <class T, bool kFirst>
+__device__ __forceinline__ void PlaceOrigins(const Scores<T>& scores, Accumulator<T>& acc) {
+  constexpr bool kAsksForEach = T::kNTiles > 2;  // of one or two, asking costs what moving does
   float max[T::kNTiles][2];
   bool moves[T::kNTiles];  // as far as this lane knows
   bool any = false;
@@ -189,14 +192,25 @@ __device__ __forceinline__ void CountScores(Scores<T>& scores, Accumulator<T>& a
     moves[n] = max[n][0] > acc.origin[n][0] || max[n][1] > acc.origin[n][1];
     any = any || moves[n];
   }
-  if (__any_sync(kAllLanes, any)) {
+  if (!kFirst && !__any_sync(kAllLanes, any)) return;
 #pragma unroll
-    for (int32_t n = 0; n < T::kNTiles; ++n) {
-      if (T::kNTiles == 1 || __any_sync(kAllLanes, moves[n])) {
-        MoveOrigins<T>(scores, n, max[n], acc);
-      }
+  for (int32_t n = 0; n < T::kNTiles; ++n) {
+    if (!kFirst && kAsksForEach && !__any_sync(kAllLanes, moves[n])) continue;
+    float origin[2];
+    OriginsOf<T>(scores, n, max[n], origin);
+    if constexpr (kFirst) {
+      acc.origin[n][0] = fmaxf(origin[0], kEmptyMax);
+      acc.origin[n][1] = fmaxf(origin[1], kEmptyMax);
+    } else {
+      MoveOrigins<T>(origin, n, acc);
     }
   }
+}
+
+// Turns scores into what they are above their columns' origins. (A product and a difference, each
+// rounded: with fma the largest score might come out far above its own origin.)
+template <class T>
+__device__ __forceinline__ void CountScores(const Accumulator<T>& acc, Scores<T>& scores) {
 #pragma unroll
   for (int32_t m = 0; m < scores.kTiles; ++m) {
 #pragma unroll

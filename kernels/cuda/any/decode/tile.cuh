@@ -177,7 +177,7 @@ __device__ __forceinline__ void AccumulateChunk(const uint8_t* v, int32_t c, int
   }
 }
 
-// K of the tile that a warp begins with, made ready while it waits for its query.
+// K of the tile that a warp begins with, expanded while its query is on its way.
 template <class T>
 struct FirstKeys {
   static constexpr int32_t kParts = T::kChunks + (T::kHalfChunk ? 1 : 0);
@@ -186,6 +186,7 @@ struct FirstKeys {
   __device__ __forceinline__ void Load(const uint8_t* tile, int32_t lane) {
 #pragma unroll
     for (int32_t c = 0; c < kParts; ++c) chunks[c].Load(tile, c, lane);
+    __syncwarp();  // else the compiler expands each code where it is used, behind the query
   }
 };
 
@@ -254,8 +255,8 @@ class Tiles {
 
   // From products to scores and to the maximum so far; after Begin or Turn. token: the tiles'
   // first. is_edge: some of their tokens are unseen by some column, or were never copied; seen()
-  // says which.
-  template <class Seen>
+  // says which. kFirst: acc is as Clear left it.
+  template <bool kFirst, class Seen>
   __device__ __forceinline__ void Score(int32_t token, bool is_edge, int32_t lane,
                                         const ScoreTerms& terms, const Seen& seen,
                                         Accumulator<T>& acc) {
@@ -271,7 +272,8 @@ class Tiles {
       for (int32_t m = 0; m < kTiles; ++m) CapScores<T>(terms, scores_.s[m]);
     }
     if (is_edge) Mask(token, lane, seen());
-    CountScores<T>(scores_, acc);
+    PlaceOrigins<T, kFirst>(scores_, acc);
+    CountScores<T>(acc, scores_);
   }
 
  private:

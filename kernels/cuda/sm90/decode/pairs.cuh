@@ -138,8 +138,35 @@ __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow
 
 // The first codes are expanded while the query is on its way.
 template <class T>
-inline constexpr bool kKeysAhead =
-    T::kFp8 && !T::kQueryInShared && T::kUnitTiles == T::kTilesAtOnce;
+inline constexpr bool kKeysAhead = T::kUnitTiles == T::kTilesAtOnce&& T::kFp8;
+
+// A warp's units, while the query is on its way to q or to the stage.
+template <class T, class Ring, class Pipeline>
+__device__ __forceinline__ void AttendAsQueryComes(const QueryStage<T>& stage, Pipeline& pipeline,
+                                                   const Attention<T>& attention,
+                                                   const Stretch& stretch, int32_t lane,
+                                                   Query<T>& q, Accumulator<T>& acc,
+                                                   bool let_next) {
+  const auto take_query = [&] {
+    if constexpr (T::kQueryInShared) {
+      stage.Take(lane, q);
+    } else {
+      ScaleQuery<T>(q);
+    }
+  };
+  if constexpr (kKeysAhead<T>) {
+    FirstKeys<T> keys;
+    uint8_t* unit = pipeline.Wait();
+    keys.Load(unit, lane);
+    take_query();
+    acc.Clear();
+    AttendFrom<T, Ring>(keys, unit, pipeline, attention, stretch, lane, q, acc, let_next);
+  } else {
+    take_query();
+    acc.Clear();
+    AttendUnits<T, Ring>(pipeline, attention, stretch, lane, q, acc, let_next);
+  }
+}
 
 template <class T, class Ring>
 __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_pairs,
@@ -190,20 +217,7 @@ __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_p
     pipeline.Start(false);
     Accumulator<T> acc;
     const Stretch stretch = {first * T::kUnitTokens, warps * T::kUnitTokens, mine};
-    if constexpr (kKeysAhead<T>) {
-      FirstKeys<T> keys;
-      keys.Load(pipeline.Wait(), lane);
-      acc.Clear();
-      AttendFrom<T, Ring>(keys, pipeline, attention, stretch, lane, q, acc, lets_next_late);
-    } else {
-      if constexpr (T::kQueryInShared) {
-        stage.Take(lane, q);
-      } else {
-        ScaleQuery<T>(q);
-      }
-      acc.Clear();
-      AttendUnits<T, Ring>(pipeline, attention, stretch, lane, q, acc, lets_next_late);
-    }
+    AttendAsQueryComes<T, Ring>(stage, pipeline, attention, stretch, lane, q, acc, lets_next_late);
     Close<T>(acc);
     __syncwarp();  // the ring is free
     WritePiece<T>(acc, lane, reinterpret_cast<float*>(ring));
