@@ -76,6 +76,7 @@ struct LaunchShape {
   // CTAs, a power of two (sm90/decode/pairs.cuh), and each row so many pairs.
   int32_t cluster;
   int32_t row_pairs;
+  bool few_tiles;  // of such a pair: small units pay (any/decode/traits.h)
 };
 
 // A kernel by what the host needs of it. Prepare once, before the first launch: loads it and allows

@@ -22,6 +22,7 @@ constexpr int32_t kTokensOfPairCta = 256;
 constexpr int32_t kTokensOfPairWarpMax = 256;  // above, an even cut of all units is faster ...
 constexpr int32_t kLongPairClusterMax = 2;     // ... unless these read as fast as the memory gives
 constexpr int32_t kTokensOfManyPairsMax = 512;
+constexpr int32_t kTokensOfFewTilesMax = 64;
 constexpr int32_t kTokensOfLongPairsMin = 4096;
 constexpr int32_t kWarpsOfManyPairs = 4;
 constexpr int32_t kPairCtasMax = 4;  // of a multiprocessor at once: its registers hold no more
@@ -108,6 +109,7 @@ bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const
   shape.ctas = static_cast<int32_t>(work.pairs) * shape.cluster;
   shape.warps = many ? kWarpsOfManyPairs : kWarps;
   shape.row_pairs = work.row_pairs;
+  shape.few_tiles = tokens <= kTokensOfFewTilesMax;
   const int32_t warp_tokens = tokens / (shape.cluster * shape.warps);
   const bool keeps_up = kernel.precision == Precision::kBf16 && kernel.grain.columns == 8 &&
                         shape.cluster <= kLongPairClusterMax &&
@@ -192,7 +194,7 @@ LaunchShape ShapeOfPairsAlone(const DecodeKernel& kernel, const DeviceLimits& de
 }
 
 int64_t ShapePiecesMax(const DeviceLimits& device) {
-  return PiecesNeeded({device.multiprocessors, kWarps, 1, false, 0, 0});
+  return PiecesNeeded({device.multiprocessors, kWarps, 1, false, 0, 0, false});
 }
 
 int32_t ShapeCtasMax(const DeviceLimits& device) { return device.multiprocessors; }

@@ -217,6 +217,14 @@ TEST(LaunchShape, GivesFewEqualShortPairsAClusterEach) {
   EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, ten, false).row_pairs, 3);
 }
 
+TEST(LaunchShape, GivesPairsOfAFewTilesSmallUnits) {
+  const std::vector<DecodeRow> few(3, RowOf(63, 1, 0));
+  const std::vector<DecodeRow> more(3, RowOf(64, 1, 0));
+  EXPECT_TRUE(ShapeOf(90, Precision::kFp8Kv, few, false).few_tiles);
+  EXPECT_FALSE(ShapeOf(90, Precision::kFp8Kv, more, false).few_tiles);
+  EXPECT_FALSE(ShapeOf(90, Precision::kFp8Kv, few, true).few_tiles);
+}
+
 TEST(LaunchShape, GivesLongPairsOfBf16ACtaEachWhereTheyFillRounds) {
   const std::vector<DecodeRow> one_round(88, RowOf(8191, 1, 0));  // 264 pairs, two a multiprocessor
   EXPECT_EQ(ShapeOf(90, Precision::kBf16, one_round, false).cluster, 1);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/decode_work.h"
 #include "kernels/cuda/page_layout.h"
@@ -65,5 +66,12 @@ struct DecodeTraits {
 template <Precision precision, int32_t head_dim, int32_t columns>
 using PairsTraits =
     DecodeTraits<precision, head_dim, columns, (UnitTiles(precision, head_dim) < 2 ? 1 : 2)>;
+
+// For pairs of a few tiles, where more warps are worth more than what a warp gains by two tiles at
+// once: in fp8_kv units of one, where bf16 has such units anyway.
+template <Precision precision, int32_t head_dim, int32_t columns>
+using FewTilesTraits = std::conditional_t<
+    precision == Precision::kFp8Kv && columns <= 16 && UnitTiles(Precision::kBf16, head_dim) == 1,
+    DecodeTraits<precision, head_dim, columns, 1>, PairsTraits<precision, head_dim, columns>>;
 
 }  // namespace fp8kvd::kernels::cuda

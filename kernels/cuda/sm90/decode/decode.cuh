@@ -39,9 +39,11 @@ template <Precision precision, int32_t head_dim, int32_t columns>
 cudaError_t Decode<precision, head_dim, columns>::Prepare(int32_t shared_bytes) {
   using T = DecodeTraits<precision, head_dim, columns>;
   using P = PairsTraits<precision, head_dim, columns>;
+  using F = FewTilesTraits<precision, head_dim, columns>;
   cudaError_t error = cudaSuccess;
   for (const void* kernel : {reinterpret_cast<const void*>(DecodeKernel<T>),
-                             reinterpret_cast<const void*>(PairsKernel<P>)}) {
+                             reinterpret_cast<const void*>(PairsKernel<P>),
+                             reinterpret_cast<const void*>(PairsKernel<F>)}) {
     if (error != cudaSuccess) return error;
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   }
@@ -52,8 +54,10 @@ template <Precision precision, int32_t head_dim, int32_t columns>
 int32_t Decode<precision, head_dim, columns>::Shared(int32_t rows_count, const LaunchShape& shape) {
   using T = DecodeTraits<precision, head_dim, columns>;
   using P = PairsTraits<precision, head_dim, columns>;
-  return shape.cluster == 0 ? LayoutOf<T>(rows_count, shape.warps, shape.stages).total
-                            : PairsLayoutOf<P>(shape.warps, shape.stages, shape.cluster).total;
+  using F = FewTilesTraits<precision, head_dim, columns>;
+  if (shape.cluster == 0) return LayoutOf<T>(rows_count, shape.warps, shape.stages).total;
+  return shape.few_tiles ? PairsLayoutOf<F>(shape.warps, shape.stages, shape.cluster).total
+                         : PairsLayoutOf<P>(shape.warps, shape.stages, shape.cluster).total;
 }
 
 template <Precision precision, int32_t head_dim, int32_t columns>
@@ -62,12 +66,14 @@ cudaError_t Decode<precision, head_dim, columns>::Launch(const DecodeArgs& args,
                                                          cudaStream_t stream) {
   using T = DecodeTraits<precision, head_dim, columns>;
   using P = PairsTraits<precision, head_dim, columns>;
+  using F = FewTilesTraits<precision, head_dim, columns>;
   const dim3 threads(shape.warps * kWarpLanes);
   const int32_t shared = Shared(args.rows_count, shape);
   if (shape.cluster > 0) {
-    return LaunchClustersAfterPrevious(PairsKernel<P>, dim3(shape.ctas), threads, shape.cluster,
-                                       shared, stream, args, NearRowsOf(args), shape.row_pairs,
-                                       shape.stages, shape.lets_next_late);
+    return LaunchClustersAfterPrevious(shape.few_tiles ? PairsKernel<F> : PairsKernel<P>,
+                                       dim3(shape.ctas), threads, shape.cluster, shared, stream,
+                                       args, NearRowsOf(args), shape.row_pairs, shape.stages,
+                                       shape.lets_next_late);
   }
   return LaunchAfterPrevious(DecodeKernel<T>, dim3(shape.ctas), threads, shared, stream, args,
                              NearRowsOf(args), shape.stages, shape.lets_next_late);
