@@ -70,7 +70,8 @@ struct LaunchShape {
   int32_t ctas;
   int32_t warps;   // of a CTA
   int32_t stages;  // units that a warp has in flight
-  // The next launch may start when the warps have set out their last reads, not at once.
+  // The next launch may start when the warps have set out all or nearly all of their reads, not at
+  // once.
   bool lets_next_late;
   // 0: all CTAs share the launch's units (decode_cta.cuh). Else each pair has a cluster of so many
   // CTAs, a power of two (sm90/decode/pairs.cuh), and each row so many pairs.

@@ -13,7 +13,7 @@ constexpr int32_t kRingBytes = 26 * 1024;
 constexpr int32_t kStagesMax = 6;
 constexpr int32_t kStagesOfFewWarps = 4;
 constexpr int32_t kShortUnits = 4;        // of a warp
-constexpr int32_t kLateUnitsMin = 8;      // of a warp
+constexpr int32_t kLateUnitsMin = 7;      // of a warp
 constexpr int32_t kSharedReserve = 1024;  // that the system takes of each CTA
 
 // A cluster of its own for each pair. Tokens below which another CTA or another warp does not pay.
@@ -172,7 +172,7 @@ LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int
   while (!fits(shared_max) && shape.stages > 2) --shape.stages;
   while (!fits(device.shared_per_cta) && shape.stages > 1) --shape.stages;
   while (!fits(device.shared_per_cta) && shape.warps > 1) --shape.warps;
-  shape.lets_next_late = handful == 0 && of_warp > kLateUnitsMin;
+  shape.lets_next_late = of_warp > kLateUnitsMin;
   return shape;
 }
 

@@ -55,6 +55,14 @@ __host__ __device__ constexpr SharedLayout LayoutOf(int32_t rows_count, int32_t 
   return layout;
 }
 
+// Units beyond its rings that a CTA reads on by while it waits for the launch before. More displace
+// what is read in the meantime.
+inline constexpr int32_t kNearUnits = 8;
+
+// A launch that lets the next one start late does so when its warps have so many units to set out:
+// CTAs that are done before the others then make room for it.
+inline constexpr int32_t kLastUnits = 3;
+
 // A warp's part of the launch.
 template <class T, class Ring>
 class Worker {
@@ -64,7 +72,7 @@ class Worker {
 
   __device__ __forceinline__ Worker(const DecodeArgs& args, const WorkMap& map, Range units,
                                     int32_t row, uint8_t* ring, int32_t ring_bytes, uint8_t* query,
-                                    WarpState& state, PieceMarks& marks, bool let_next)
+                                    WarpState& state, PieceMarks& marks, int32_t let_next_at)
       : args_(args),
         map_(map),
         units_(units),
@@ -73,7 +81,7 @@ class Worker {
         query_(query),
         state_(state),
         marks_(marks),
-        let_next_(let_next),
+        let_next_at_(let_next_at),
         row_(row) {
     if (Lane() == 0) marks_.head.units.first = marks_.tail.units.first = -1;
     __syncwarp();
@@ -136,7 +144,7 @@ class Worker {
     const int32_t token = (pair.first_unit + begin - pair.units.first) * T::kUnitTokens;
     const Attention<T> attention = {row, args_.group_inverse, pair.column_first};
     AttendUnits<T, Ring>(pipeline, attention, {token, T::kUnitTokens, end - begin}, lane, q, acc,
-                         let_next_);
+                         let_next_at_);
     Close<T>(acc);
     Leave(acc, {begin, end}, row, pair);
     return end;
@@ -194,8 +202,8 @@ class Worker {
   const QueryStage<T> query_;
   WarpState& state_;
   PieceMarks& marks_;
-  const bool let_next_;  // AttendUnits
-  int32_t row_;          // looked at last
+  const int32_t let_next_at_;  // AttendUnits
+  int32_t row_;                // looked at last
 };
 
 template <class T, class Ring>
@@ -221,24 +229,26 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   uint8_t* ring = rings + warp * layout.ring_bytes;
   const int32_t row = RowOf(map.units, map.rows_count, units.first);
   using PaceKind = typename Worker<T, Ring>::PaceKind;
+  typename Worker<T, Ring>::Units pipeline(
+      {args, map, row}, units, stages, ring,
+      reinterpret_cast<uint64_t*>(shared + layout.full) + warp * stages,
+      MakePace<PaceKind>(args.progress, *reinterpret_cast<PaceTerms*>(shared + layout.pace)));
+  // The first reader after a writer lets the next launch start only when the writer is done.
+  if (args.cache == CacheState::kUnsettled) WaitForPreviousLaunch();
+  pipeline.Start(args.cache == CacheState::kBelowQueries || args.tokens != nullptr);
+  pipeline.BringNear(kNearUnits / warps);
   // A warp that holds a unit back still has one under way beside the one in work. Short launches do
   // not wait for a plan.
   const bool is_paced = PaceKind::kIsOn && stages > 2 && !args.batch_invariant &&
                         items >= kPacedUnitsMin * static_cast<int32_t>(gridDim.x);
-  const PacePlan plan = is_paced ? PaceFor(items, share, warps, map.uniform) : kNoPace;
-  typename Worker<T, Ring>::Units pipeline(
-      {args, map, row}, units, stages, ring,
-      reinterpret_cast<uint64_t*>(shared + layout.full) + warp * stages,
-      MakePace<PaceKind>(args.progress, plan, *reinterpret_cast<PaceTerms*>(shared + layout.pace)));
-  // The first reader after a writer lets the next launch start only when the writer is done.
-  if (args.cache == CacheState::kUnsettled) WaitForPreviousLaunch();
-  pipeline.Start(args.cache == CacheState::kBelowQueries || args.tokens != nullptr);
+  if (is_paced) pipeline.Keep(PaceFor(items, share, warps, map.uniform));
   if constexpr (T::kColumns <= NearRows::kColumnsMax) {
     if (args.tokens != nullptr) AppendTokens<T, Ring>(args, map, units, row);
   }
-  Worker<T, Ring> worker(
-      args, map, units, row, ring, layout.ring_bytes, ring + stages * T::kUnitBytes,
-      reinterpret_cast<WarpState*>(shared + layout.states)[warp], list.marks[warp], lets_next_late);
+  Worker<T, Ring> worker(args, map, units, row, ring, layout.ring_bytes,
+                         ring + stages * T::kUnitBytes,
+                         reinterpret_cast<WarpState*>(shared + layout.states)[warp],
+                         list.marks[warp], lets_next_late ? kLastUnits : -1);
   if (is_paced) __syncthreads();  // its terms are there
   WaitForPreviousLaunch();
   if (args.cache != CacheState::kSettled && !lets_next_late) LetNextLaunchStart();

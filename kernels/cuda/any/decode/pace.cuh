@@ -32,18 +32,22 @@ class Pace {
  public:
   static constexpr bool kIsOn = true;
 
+  // Keeps to no plan as yet.
+  __device__ __forceinline__ Pace(uint32_t* progress, PaceTerms& terms)
+      : progress_(progress), terms_(terms), mask_(kNoPace.every - 1) {}
+
   // All threads of the CTA call it, with a barrier before the first unit is done.
-  __device__ __forceinline__ Pace(uint32_t* progress, const PacePlan& plan, PaceTerms& terms)
-      : progress_(progress), terms_(terms), mask_(plan.every - 1) {
+  __device__ __forceinline__ void Keep(const PacePlan& plan) {
+    mask_ = plan.every - 1;
     if (plan.every == kNoPace.every) return;
     const auto thread = static_cast<int32_t>(threadIdx.x);
-    if (thread % kWarpLanes == 0) terms.seen[thread / kWarpLanes].x = 0;
+    if (thread % kWarpLanes == 0) terms_.seen[thread / kWarpLanes].x = 0;
     if (thread != 0) return;
     const auto every = static_cast<float>(plan.every);
-    terms.units_each = every / static_cast<float>(plan.ctas);
+    terms_.units_each = every / static_cast<float>(plan.ctas);
     // A check knows what was counted at the one before.
-    terms.lead = every;
-    terms.last = static_cast<uint32_t>(plan.checks) - 1U;
+    terms_.lead = every;
+    terms_.last = static_cast<uint32_t>(plan.checks) - 1U;
   }
 
   // All lanes call it after each unit. How many units to set out now.
@@ -73,16 +77,15 @@ class Pace {
 
   uint32_t* const progress_;
   PaceTerms& terms_;
-  const int32_t mask_;
+  int32_t mask_;
   int32_t done_ = 0;
   bool held_ = false;  // a unit less is under way
 };
 
 template <class Kind>
-__device__ __forceinline__ Kind MakePace(uint32_t* progress, const PacePlan& plan,
-                                         PaceTerms& terms) {
+__device__ __forceinline__ Kind MakePace(uint32_t* progress, PaceTerms& terms) {
   if constexpr (Kind::kIsOn) {
-    return Kind(progress, plan, terms);
+    return Kind(progress, terms);
   } else {
     return Kind();
   }

@@ -9,9 +9,9 @@
 
 namespace fp8kvd::kernels::cuda {
 
-// Ring says how bytes travel: kArrivals, Init, Copy (all lanes call it; `owner` has the source),
-// Wait. Source says where a unit comes from: UnitSource At(unit), called with ascending
-// units. PaceKind: NoPace or Pace.
+// Ring says how bytes travel: Init, Copy (all lanes call it; `owner` has the source), Wait, and
+// where it kBringsNear, BringNear. Source says where a unit comes from: UnitSource At(unit), called
+// with ascending units. PaceKind: NoPace or Pace.
 template <class T, class Ring, class Source, class PaceKind = NoPace>
 class Pipeline {
  public:
@@ -35,6 +35,20 @@ class Pipeline {
       }
       Issue(issued_);
     }
+  }
+
+  // Has the next units after those brought as far as the second-level cache, for a warp that waits
+  // for the launch before and so cannot free its ring: the memory would have nothing to do.
+  __device__ __forceinline__ void BringNear(int32_t count) const {
+    if constexpr (Ring::kBringsNear) {
+      const int32_t end = min(issued_ + count, min(Units(), looked_up_));
+      if (lane_ >= issued_ && lane_ < end) Ring::BringNear(found_);
+    }
+  }
+
+  // From here on; before a unit is done.
+  __device__ __forceinline__ void Keep(const PacePlan& plan) {
+    if constexpr (PaceKind::kIsOn) pace_.Keep(plan);
   }
 
   // The next unit's bytes, once they are here.
@@ -72,8 +86,8 @@ class Pipeline {
     }
   }
 
-  // All units are on their way or here.
-  __device__ __forceinline__ bool IsDrained() const { return issued_ == Units(); }
+  // Units that are still to be set out.
+  __device__ __forceinline__ int32_t Left() const { return Units() - issued_; }
 
  private:
   __device__ __forceinline__ int32_t Units() const { return units_.end - units_.first; }

@@ -168,11 +168,12 @@ struct Stretch {
 };
 
 // The pipeline's next units, all of one pair, one step of T::kTilesAtOnce tiles after the other.
-// let_next: lets the next launch start when the last of the pipeline's units is on its way.
+// let_next_at: lets the next launch start when no more than so many of the pipeline's units are
+// still to be set out; -1: does not.
 template <class T, class Ring, class Pipeline>
 __device__ __forceinline__ void AttendOneByOne(Pipeline& pipeline, const Attention<T>& attention,
                                                Stretch stretch, int32_t lane, const Query<T>& q,
-                                               Accumulator<T>& acc, bool let_next) {
+                                               Accumulator<T>& acc, int32_t let_next_at) {
   Tiles<T> tiles;
   int32_t token = stretch.token;
   for (int32_t i = 0; i < stretch.units; ++i, token += stretch.stride) {
@@ -186,7 +187,7 @@ __device__ __forceinline__ void AttendOneByOne(Pipeline& pipeline, const Attenti
     }
     if (!T::kFp8 && is_edge) Ring::OrderStoresBeforeCopies();  // ClearUnseenV stored
     pipeline.Release();
-    if (let_next && pipeline.IsDrained()) LetNextLaunchStart();
+    if (pipeline.Left() <= let_next_at) LetNextLaunchStart();
   }
 }
 
@@ -196,7 +197,7 @@ template <class T, class Ring, class Pipeline>
 __device__ __forceinline__ void AttendFrom(const FirstKeys<T>& keys, uint8_t* unit,
                                            Pipeline& pipeline, const Attention<T>& attention,
                                            Stretch stretch, int32_t lane, const Query<T>& q,
-                                           Accumulator<T>& acc, bool let_next) {
+                                           Accumulator<T>& acc, int32_t let_next_at) {
   static_assert(T::kFp8 && T::kUnitTiles == T::kTilesAtOnce);
   Tiles<T> tiles;
   int32_t token = stretch.token;
@@ -205,7 +206,7 @@ __device__ __forceinline__ void AttendFrom(const FirstKeys<T>& keys, uint8_t* un
   tiles.End(lane, acc);
   for (int32_t i = 1;; ++i) {
     pipeline.Release();
-    if (let_next && pipeline.IsDrained()) LetNextLaunchStart();
+    if (pipeline.Left() <= let_next_at) LetNextLaunchStart();
     if (i == stretch.units) return;
     token += stretch.stride;
     tiles.Begin(pipeline.Wait(), lane, q);
@@ -218,7 +219,7 @@ __device__ __forceinline__ void AttendFrom(const FirstKeys<T>& keys, uint8_t* un
 template <class T, class Ring, class Pipeline>
 __device__ __forceinline__ void AttendInTurns(Pipeline& pipeline, const Attention<T>& attention,
                                               Stretch stretch, int32_t lane, const Query<T>& q,
-                                              Accumulator<T>& acc, bool let_next) {
+                                              Accumulator<T>& acc, int32_t let_next_at) {
   Tiles<T> tiles;
   int32_t token = stretch.token;
   uint8_t* unit = pipeline.Wait();
@@ -241,7 +242,7 @@ __device__ __forceinline__ void AttendInTurns(Pipeline& pipeline, const Attentio
     }
     if (!T::kFp8 && is_edge) Ring::OrderStoresBeforeCopies();
     pipeline.Release();
-    if (let_next && pipeline.IsDrained()) LetNextLaunchStart();
+    if (pipeline.Left() <= let_next_at) LetNextLaunchStart();
     if (is_last) return;
     if (!turns) {
       unit = pipeline.Wait();
@@ -253,11 +254,11 @@ __device__ __forceinline__ void AttendInTurns(Pipeline& pipeline, const Attentio
 template <class T, class Ring, class Pipeline>
 __device__ __forceinline__ void AttendUnits(Pipeline& pipeline, const Attention<T>& attention,
                                             Stretch stretch, int32_t lane, const Query<T>& q,
-                                            Accumulator<T>& acc, bool let_next) {
+                                            Accumulator<T>& acc, int32_t let_next_at) {
   if constexpr (T::kTurns) {
-    AttendInTurns<T, Ring>(pipeline, attention, stretch, lane, q, acc, let_next);
+    AttendInTurns<T, Ring>(pipeline, attention, stretch, lane, q, acc, let_next_at);
   } else {
-    AttendOneByOne<T, Ring>(pipeline, attention, stretch, lane, q, acc, let_next);
+    AttendOneByOne<T, Ring>(pipeline, attention, stretch, lane, q, acc, let_next_at);
   }
 }
 

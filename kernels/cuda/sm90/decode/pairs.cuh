@@ -146,7 +146,7 @@ __device__ __forceinline__ void AttendAsQueryComes(const QueryStage<T>& stage, P
                                                    const Attention<T>& attention,
                                                    const Stretch& stretch, int32_t lane,
                                                    Query<T>& q, Accumulator<T>& acc,
-                                                   bool let_next) {
+                                                   int32_t let_next_at) {
   const auto take_query = [&] {
     if constexpr (T::kQueryInShared) {
       stage.Take(lane, q);
@@ -160,11 +160,11 @@ __device__ __forceinline__ void AttendAsQueryComes(const QueryStage<T>& stage, P
     keys.Load(unit, lane);
     take_query();
     acc.Clear();
-    AttendFrom<T, Ring>(keys, unit, pipeline, attention, stretch, lane, q, acc, let_next);
+    AttendFrom<T, Ring>(keys, unit, pipeline, attention, stretch, lane, q, acc, let_next_at);
   } else {
     take_query();
     acc.Clear();
-    AttendUnits<T, Ring>(pipeline, attention, stretch, lane, q, acc, let_next);
+    AttendUnits<T, Ring>(pipeline, attention, stretch, lane, q, acc, let_next_at);
   }
 }
 
@@ -217,7 +217,8 @@ __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_p
     pipeline.Start(false);
     Accumulator<T> acc;
     const Stretch stretch = {first * T::kUnitTokens, warps * T::kUnitTokens, mine};
-    AttendAsQueryComes<T, Ring>(stage, pipeline, attention, stretch, lane, q, acc, lets_next_late);
+    AttendAsQueryComes<T, Ring>(stage, pipeline, attention, stretch, lane, q, acc,
+                                lets_next_late ? 0 : -1);
     Close<T>(acc);
     __syncwarp();  // the ring is free
     WritePiece<T>(acc, lane, reinterpret_cast<float*>(ring));

@@ -11,6 +11,7 @@ namespace fp8kvd::kernels::cuda {
 
 struct BulkRing {
   static constexpr bool kPaces = true;
+  static constexpr bool kBringsNear = true;
 
   static __device__ __forceinline__ void Init(uint64_t* full) {
     asm volatile("mbarrier.init.shared.b64 [%0],1;" ::"r"(SharedAddress(full)) : "memory");
@@ -33,6 +34,13 @@ struct BulkRing {
         "[%0],[%1],%2,[%3],%4;" ::"r"(SharedAddress(to)),
         "l"(source.from), "r"(source.bytes), "r"(SharedAddress(full)), "l"(policy)
         : "memory");
+  }
+
+  // Into the second-level cache alone.
+  static __device__ __forceinline__ void BringNear(const UnitSource& source) {
+    if (source.bytes == 0) return;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(source.from), "r"(source.bytes)
+                 : "memory");
   }
 
   // So many bytes are to come in all, and then they may be used.

@@ -166,7 +166,7 @@ __device__ __forceinline__ void AttendStretch(const DecodeArgs& args, const Deco
   const Attention<T> attention = {row, args.group_inverse, pair.column_first};
   Accumulator<T> acc;
   acc.Clear();
-  AttendUnits<T, BulkRing>(pipeline, attention, stretch, lane, q, acc, /*let_next=*/false);
+  AttendUnits<T, BulkRing>(pipeline, attention, stretch, lane, q, acc, /*let_next_at=*/-1);
   Close<T>(acc);
   __syncwarp();  // the ring is free
   WritePiece<T>(acc, lane, reinterpret_cast<float*>(ring));
