@@ -138,7 +138,7 @@ __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow
 
 // The first codes are expanded while the query is on its way.
 template <class T>
-inline constexpr bool kKeysAhead = T::kUnitTiles == T::kTilesAtOnce&& T::kFp8;
+inline constexpr bool kKeysAhead = (T::kFp8 && T::kUnitTiles == T::kTilesAtOnce);
 
 // A warp's units, while the query is on its way to q or to the stage.
 template <class T, class Ring, class Pipeline>
