@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -345,7 +344,10 @@ TEST(NearStepRows, OfARowAloneGiveItBack) {
   decode.softcap = 30.0F;
   const StepRow row = {decode, at(0x700), at(0x800)};
   const StepRow back = NearStepRows<1>(row).At(0);
-  EXPECT_EQ(std::memcmp(&row, &back, sizeof(row)), 0);
+  const auto bytes_of = [](const StepRow& step) {
+    return std::string(reinterpret_cast<const char*>(&step), sizeof(step));
+  };
+  EXPECT_EQ(bytes_of(row), bytes_of(back));
 }
 
 // "sm head_dim columns precision" of each instantiation in a folder of inst/.
