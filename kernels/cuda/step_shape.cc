@@ -21,7 +21,9 @@ int32_t ClusterOf(const DeviceLimits& device, int64_t pairs, int32_t tokens) {
   int32_t cluster = 1;
   for (int32_t twice = 2; twice <= kClusterMax; twice *= 2) {
     const int32_t room = twice > 2 ? device.multiprocessors / 2 : device.multiprocessors;
-    if (twice * pairs > room || twice * kTokensOfCta > tokens) break;
+    // Four take no longer to join than two do, so they pay once a warp of two has a second unit.
+    const int32_t tokens_min = twice == 4 ? 2 * kTokensOfCta + 1 : twice * kTokensOfCta;
+    if (twice * pairs > room || tokens_min > tokens) break;
     cluster = twice;
   }
   return cluster;

@@ -317,8 +317,11 @@ TEST(StepShape, IsForShortWorkOfEquallyManyPairsARow) {
 TEST(StepShape, ClustersOfMoreThanTwoTakeHalfOfTheMultiprocessors) {
   const DecodeKernel& kernel = *FindDecodeKernel(90, Precision::kFp8Kv, 128, 8);
   LaunchShape shape{};
-  ASSERT_TRUE(StepShapeOf(kernel, 1, 1024, &shape));
-  EXPECT_EQ(shape.cluster, 4);
+  for (const auto& [tokens, cluster] :
+       {std::pair(256, 1), {512, 2}, {544, 4}, {1024, 4}, {2016, 4}, {2048, 8}}) {
+    ASSERT_TRUE(StepShapeOf(kernel, 1, tokens, &shape));
+    EXPECT_EQ(shape.cluster, cluster) << tokens;
+  }
   ASSERT_TRUE(StepShapeOf(kernel, 2, 8192, &shape));
   EXPECT_EQ(shape.cluster, 4);
   ASSERT_TRUE(StepShapeOf(kernel, 8, 1024, &shape));
