@@ -2,8 +2,9 @@
 """Writes the tables and the plot of docs/performance.md from fp8kv_kernel_bench's JSON.
 
 usage: bench/report_kernels.py [--check]
-Reads docs/measurements/kernels_h200.json; replaces what stands between the markers of the document
-and writes the plot beside the JSON. With --check it changes nothing and fails if either differs.
+Reads kernels_h200.json and prototype_h200.json of docs/measurements; replaces what stands between
+the markers of the document and writes the plot beside the JSON. With --check it changes nothing and
+fails if either differs.
 """
 import json
 import math
@@ -12,6 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 JSON = ROOT / "docs/measurements/kernels_h200.json"
+PROTOTYPE = ROOT / "docs/measurements/prototype_h200.json"
 PLOT = ROOT / "docs/measurements/kernels_h200.svg"
 DOC = ROOT / "docs/performance.md"
 BEGIN = "<!-- from bench/report_kernels.py -->"
@@ -28,6 +30,11 @@ NAMED = [
     ("H", 32, [65536] + [4096] * 31, 64, 8, 101.6, 198), ("I", 1, 131072, 64, 8, 69.7, 131),
 ]
 
+# At most, in us, on the machine of the prototype's reference_us (fp8, bf16).
+WANTED = {"A": (126, 240), "B": (65.5, 123), "C": (65.5, 123), "D": (7.5, 10), "E": (4.5, 4.8),
+          "F77": (2.4, 2.4), "F512": (4.0, 4.8), "F2048": (9.0, 11.8), "F8192": (20.5, 35),
+          "G": (246, 475), "H": (96, 191), "I": (65.5, 123)}
+
 
 def key(cell):
     kv_len = cell["kv_len"]
@@ -43,19 +50,40 @@ def pairs(cells):
     return result
 
 
+def named_shape(batch, kv_len, q_heads, kv_heads):
+    lens = tuple(kv_len) if isinstance(kv_len, list) else kv_len
+    return (batch, lens, q_heads, kv_heads, 128, 1)
+
+
 def named_table(data, shapes):
     rows = ["| cell | sequences x tokens | heads | fp8_kv us | of the roof | best rival | bf16 us "
             "| of the roof | best rival | fp8_kv / bf16 |",
             "|---|---|---|---|---|---|---|---|---|---|"]
     for name, batch, kv_len, q_heads, kv_heads, rival_fp8, rival_bf16 in NAMED:
-        lens = tuple(kv_len) if isinstance(kv_len, list) else kv_len
-        at = (batch, lens, q_heads, kv_heads, 128, 1)
-        fp8, bf16 = shapes[at]["fp8_kv"], shapes[at]["bf16"]
+        both = shapes[named_shape(batch, kv_len, q_heads, kv_heads)]
+        fp8, bf16 = both["fp8_kv"], both["bf16"]
         size = f"{batch} x {kv_len}" if isinstance(kv_len, int) else "1 x 65536 + 31 x 4096"
         rows.append(f"| {name} | {size} | {q_heads}/{kv_heads} | {fp8['us']:.2f} "
                     f"| {fp8['gbps'] / data['roof_gbps']:.3f} | {rival_fp8} | {bf16['us']:.2f} "
                     f"| {bf16['gbps'] / data['roof_gbps']:.3f} | {rival_bf16} "
                     f"| {fp8['us'] / bf16['us']:.3f} |")
+    return rows
+
+
+def wanted_table(shapes, prototype):
+    """The named cells beside what was wanted, as if on the machine that this was wanted on."""
+    ties = {(c["name"], c["precision"]): c for c in prototype["cells"]}
+    rows = ["| cell | precision | us | prototype here | there | so ours there | wanted |",
+            "|---|---|---|---|---|---|---|"]
+    for name, batch, kv_len, q_heads, kv_heads, _, _ in NAMED:
+        both = shapes[named_shape(batch, kv_len, q_heads, kv_heads)]
+        for precision, wanted in zip(("fp8_kv", "bf16"), WANTED[name]):
+            us = both[precision]["us"]
+            tie = ties.get((name, precision))
+            tied = ("| | | " if tie is None else
+                    f"| {tie['us']:.2f} | {tie['reference_us']} "
+                    f"| {us * tie['reference_us'] / tie['us']:.2f}")
+            rows.append(f"| {name} | {precision} | {us:.2f} {tied} | {wanted} |")
     return rows
 
 
@@ -75,8 +103,7 @@ def shape_table(data, shapes):
 
 
 def variant_table(data):
-    names = {(b, tuple(k) if isinstance(k, list) else k, q, h, 128, 1): n
-             for n, b, k, q, h, _, _ in NAMED}
+    names = {named_shape(b, k, q, h): n for n, b, k, q, h, _, _ in NAMED}
     rows = ["| cell | precision | default us | batch_invariant | generic (sm_80) kernels |",
             "|---|---|---|---|---|"]
     generic = {(key(c), c["precision"]): c for c in data["generic"]}
@@ -140,7 +167,7 @@ def plot(data, shapes):
     return "\n".join(lines) + "\n"
 
 
-def report(data):
+def report(data, prototype):
     shapes = pairs(data["cells"])
     note = " " + data["note"] if "note" in data else ""
     text = [BEGIN, "",
@@ -149,6 +176,9 @@ def report(data):
             "", "![share of the read roof](measurements/kernels_h200.svg)", "",
             "### The named cells", ""]
     text += named_table(data, shapes)
+    text += ["", "### Beside what was wanted", "",
+             f"The prototype in the same call ({prototype['date']}).", ""]
+    text += wanted_table(shapes, prototype)
     text += ["", "### Other shapes at about 1.1 GB of fp8_kv, 2.1 GB of bf16", ""]
     text += shape_table(data, shapes)
     text += ["", "### Other ways through the same cells", ""] + variant_table(data)
@@ -161,7 +191,7 @@ def main():
     doc = DOC.read_text()
     head, rest = doc.split(BEGIN, 1)
     tail = rest.split(END, 1)[1]
-    new_doc = head + report(data) + tail
+    new_doc = head + report(data, json.loads(PROTOTYPE.read_text())) + tail
     new_plot = plot(data, pairs(data["cells"]))
     if "--check" in sys.argv[1:]:
         same = doc == new_doc and PLOT.exists() and PLOT.read_text() == new_plot
