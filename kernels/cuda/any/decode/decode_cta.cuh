@@ -55,12 +55,12 @@ __host__ __device__ constexpr SharedLayout LayoutOf(int32_t rows_count, int32_t 
   return layout;
 }
 
-// Units beyond its rings that a CTA reads on by while it waits for the launch before. More displace
-// what is read in the meantime.
+// Units beyond its rings, at most, that a CTA has brought near before it waits for the launch
+// before. More win nothing (docs/performance.md).
 inline constexpr int32_t kNearUnits = 8;
 
-// A launch that lets the next one start late does so when its warps have so many units to set out:
-// CTAs that are done before the others then make room for it.
+// A launch that lets the next one start late does so when of each CTA the first warp has no more
+// units to set out than these, so that CTAs that are done before the others make room for it.
 inline constexpr int32_t kLastUnits = 3;
 
 // A warp's part of the launch.

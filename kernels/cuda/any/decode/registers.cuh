@@ -39,7 +39,7 @@ struct Query<T, true> {
 
 // Of the columns 2t and 2t + 1 of each N tile: the output's raw sums, this lane's share of the
 // denominator, and the origin: weights are 2^(score - origin), scores in units of log2. It is the
-// running maximum, in fp8_kv up to 1 above it (MoveOrigins in scores.cuh).
+// running maximum, in fp8_kv up to 1 above it (OriginsOf in scores.cuh).
 template <class T>
 struct Accumulator {
   float o[T::kNTiles][T::kDimTiles][4];
