@@ -248,6 +248,9 @@ TEST(AppendComes, AFewSlicesAreOnTheirWayAndTheRestFollows) {
   rig.backend.LetOneArrive();
   rig.Settle();
   EXPECT_EQ(rig.backend.on_their_way(), 3u);
+  rig.backend.Release();
+  rig.Settle();
+  EXPECT_EQ(upload.seq_lens[0], 160);
 }
 
 TEST(AppendComes, AShortLastSliceKeepsItsPlace) {

@@ -332,14 +332,20 @@ void World::JudgeDone() {
   }
 }
 
+// Whether this is the answer of a server, or of one of its devices, that ends.
+bool World::EndsAll(const absl::Status& status) {
+  if (!absl::IsUnavailable(status)) return false;
+  if (!has_fault_ && !is_draining_ && !fleet_->stats().failed) {
+    Complain("unavailable without a fault");
+  }
+  return true;
+}
+
 void World::Judge(Client& client, Flight& flight) {
   const absl::Status status = flight.status();
   Trace(absl::StrCat("  answer to ", flight.what, ": ", status.ToString()));
   Count(status, "answer");
-  if (absl::IsUnavailable(status)) {
-    if (!has_fault_ && !is_draining_ && !fleet_->stats().failed) {
-      Complain("unavailable without a fault");
-    }
+  if (EndsAll(status)) {
     for (SeqModel* seq : flight.seqs) seq->Lose();
     return;
   }
@@ -362,6 +368,12 @@ void World::JudgeDecode(Flight& flight) {
     const SpreadDecodeCall& call = *flight.decode;
     Count(call.ItemStatus(item), "item");
     Trace(absl::StrCat("    item ", i, ": ", call.ItemStatus(item).ToString()));
+    // One of two devices failed, and the other's part, which the caller cancelled, is the answer.
+    if (EndsAll(call.CallOf(item).request.status)) {
+      ++tally_["failed by one device"];
+      flight.seqs[i]->Lose();
+      continue;
+    }
     // One of two devices had no place in its queue: its items fail with a delay, and alone.
     if (call.parts() > 1 && absl::IsResourceExhausted(call.CallOf(item).request.status)) {
       if (flight.status().ok() && call.ItemRetryMs(item) < 1) Complain("no delay");

@@ -112,6 +112,7 @@ class World {
   // Answers.
   void JudgeDone();
   void JudgeSpies();
+  bool EndsAll(const absl::Status& status);
   void Judge(Client& client, Flight& flight);
   void JudgeDecode(Flight& flight);
   void JudgeControl(Client& client, Flight& flight);
