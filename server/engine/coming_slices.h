@@ -17,6 +17,9 @@ struct ComingSlice {
   AppendRequest* append = nullptr;             // runs until the slice is launched or dropped
   int32_t pieces = 0;                          // of it
   std::optional<kernels::BringId> bring = {};  // null: it waits only for those before it
+
+  // The append was cancelled, was late or failed: the slice is dropped, once its rows are there.
+  bool has_ended() const { return append->book.waiting == 0; }
 };
 
 class ComingSlices {

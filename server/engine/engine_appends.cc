@@ -12,7 +12,7 @@ namespace fp8kvd::engine {
 bool Engine::Parts::MoveAppends(AppendRequest* picked) {
   if (!fault_.ok() || launches_.is_full()) return false;
   if (DropEnded()) return true;  // this turn's look may have ended some
-  if (!coming_.empty() && HasArrived(coming_.Oldest())) {
+  if (!coming_.empty() && !coming_.Oldest().has_ended() && HasArrived(coming_.Oldest())) {
     LaunchComing(setup_.clock->NowUs());
     return true;
   }
@@ -88,7 +88,7 @@ void Engine::Parts::EndComing() {
 // Slices of appends that have ended meanwhile: the copy engine reads their rows no more.
 bool Engine::Parts::DropEnded() {
   bool has_dropped = false;
-  while (fault_.ok() && !coming_.empty() && coming_.Oldest().append->book.waiting == 0 &&
+  while (fault_.ok() && !coming_.empty() && coming_.Oldest().has_ended() &&
          HasArrived(coming_.Oldest())) {
     EndComing();
     has_dropped = true;

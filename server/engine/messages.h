@@ -67,7 +67,8 @@ struct Request {
     Request* prev = nullptr;  // in the batcher's list
     int32_t places = 0;       // that it takes in the queue
     int32_t waiting = 0;      // decode: items not begun; append: pieces not begun
-    int32_t running = 0;      // decode: items in launches; append: launches that read its slot
+    // Decode: items in launches; append: launches that read its slot, and slices that are coming.
+    int32_t running = 0;
   };
   Book book;
 };

@@ -318,6 +318,21 @@ TEST(AppendComes, ACancelFindsRowsThatHaveJustComeAndAppendsNothing) {
   EXPECT_EQ(Launches(rig), std::vector<int32_t>{});
 }
 
+TEST(AppendComes, ACancelAppendsNothingOfWhatComesBetweenTwoLooks) {
+  Rig rig(ThreeInFlight());
+  const cache::SeqHandle seq = rig.Create();
+  HoldBrings(rig);
+  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, Tokens(48));
+  rig.Run(upload);
+  rig.backend.ForgetRecords();
+  upload.request.cancelled = true;
+  rig.backend.LetArriveOnceAsked();
+  rig.Settle();
+  EXPECT_TRUE(upload.done());
+  EXPECT_TRUE(absl::IsCancelled(upload.request.status)) << upload.request.status;
+  EXPECT_EQ(Launches(rig), std::vector<int32_t>{});
+}
+
 TEST(AppendComes, APieceThatFailsEndsTheSlicesBehindIt) {
   RigOptions options = ThreeInFlight();
   options.models[0].pages = 2;

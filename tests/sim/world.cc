@@ -145,6 +145,7 @@ void World::Start() {
       ++tally_["rows brought before they are appended"];
       backend.SetBringBytesMin(random_.In(1, 400));
       if (random_.Chance(80)) backend.HoldBrings();
+      if (random_.Chance(30)) backend.LetArriveOnceAsked();
     }
   }
   fleet_ = std::make_unique<engine::Fleet>(std::move(raw), std::move(tenants));

@@ -219,7 +219,9 @@ absl::StatusOr<std::optional<kernels::BringId>> FakeBackend::Bring(
 
 absl::StatusOr<bool> FakeBackend::Brought(kernels::BringId bring) {
   if (absl::Status status = Call(); !status.ok()) return status;
-  return bring.value <= brings_begun_ - on_their_way_.size();
+  const bool has_arrived = bring.value <= brings_begun_ - on_their_way_.size();
+  if (!has_arrived && arrives_once_asked_) LetOneArrive();
+  return has_arrived;
 }
 
 void FakeBackend::LetOneArrive() {

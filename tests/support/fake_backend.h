@@ -60,6 +60,8 @@ class FakeBackend : public kernels::Backend {
   void SetBringBytesMin(int64_t bytes) { bring_bytes_min_ = bytes; }
   void HoldBrings() { holds_brings_ = true; }
   void LetOneArrive();  // the oldest rows on their way, if there are any
+  // From now on the oldest arrive as soon as somebody has asked for rows in vain.
+  void LetArriveOnceAsked() { arrives_once_asked_ = true; }
   size_t on_their_way() const { return on_their_way_.size(); }
   bool has_queued() const { return !queued_.empty(); }
 
@@ -136,6 +138,7 @@ class FakeBackend : public kernels::Backend {
   };
   int64_t bring_bytes_min_ = 0;
   bool holds_brings_ = false;
+  bool arrives_once_asked_ = false;
   uint64_t brings_begun_ = 0;
   std::deque<std::vector<BroughtRow>> on_their_way_;
   std::vector<BroughtRow> brought_;  // and not appended
