@@ -150,8 +150,8 @@ struct EngineOptions {
   // Bytes of K and V that one append slice brings to the device before waiting decodes get their
   // turn. Larger uploads faster; smaller keeps decode's p99 low beside an upload.
   int64_t append_slice_bytes_max = int64_t{1} << 20;
-  // Launches handed to the device and not yet finished. 2 hides the host's share of a launch; more
-  // only makes a late item wait.
+  // Launches handed to the device and not yet finished, beside a slice that they would starve. 2
+  // hides the host's share of a launch; more only makes a late item wait.
   int32_t launches_inflight_max = 2;
   // Pinned memory for rows and replies in flight, taken once at start for each device. Too little
   // answers RESOURCE_EXHAUSTED under load; it must hold one message of message_bytes_max and its

@@ -6,11 +6,22 @@
 #include "server/engine/engine_parts.h"
 
 namespace fp8kvd::engine {
+namespace {
+
+// Where decodes always wait, they take each place that comes free. A slice waits for so many of
+// their launches, then it goes behind the last one, as one launch more.
+constexpr int32_t kDecodesBeforeSlice = 4;
+
+}  // namespace
 
 // One slice a turn, so that a decode waits for a part of it and no more: its rows set out for the
 // device, or it is launched, now that they are there.
 bool Engine::Parts::MoveAppends(AppendRequest* picked) {
-  if (!fault_.ok() || launches_.is_full()) return false;
+  if (!fault_.ok()) return false;
+  if (launches_.is_full()) {  // by the decode of this turn
+    if (picked == nullptr && coming_.empty()) return false;
+    if (++decodes_before_slice_ < kDecodesBeforeSlice) return false;
+  }
   if (DropEnded()) return true;  // this turn's look may have ended some
   if (!coming_.empty() && !coming_.Oldest().has_ended() && HasArrived(coming_.Oldest())) {
     LaunchComing(setup_.clock->NowUs());
@@ -45,6 +56,7 @@ void Engine::Parts::SetOut(AppendRequest* append) {
 }
 
 void Engine::Parts::LaunchComing(TimeUs now) {
+  decodes_before_slice_ = 0;
   ComingSlice& slice = coming_.Oldest();
   AppendRequest* const append = slice.append;
   const int32_t pieces_before = append->pieces_done;

@@ -140,6 +140,7 @@ class Engine::Parts {
   Batcher batcher_;
   Launches launches_;
   ComingSlices coming_;
+  int64_t decodes_before_slice_ = 0;          // that left no place to one since the last
   EngineStats stats_;                         // Answers publishes it
   std::unique_ptr<SnapshotParts> snapshots_;  // null: none are made or read
   std::unique_ptr<cache::SeqStore> store_;

@@ -1,5 +1,6 @@
 // server/engine/launches.h: what was handed to the device and has not passed its fence, oldest
-// first. A fixed ring: no allocation once constructed. Threads: the engine's.
+// first: launches_max of them, then it is full, and one slice of an upload that a full ring would
+// keep out for ever. No allocation once constructed. Threads: the engine's.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +12,16 @@ namespace fp8kvd::engine {
 
 class Launches {
  public:
-  Launches(int32_t launches_max, int32_t rows_max) : ring_(launches_max) {
+  Launches(int32_t launches_max, int32_t rows_max) : ring_(launches_max + 1) {
     for (Launch& launch : ring_) launch.items.reserve(rows_max);
   }
 
   bool empty() const { return count_ == 0; }
-  bool is_full() const { return count_ == ring_.size(); }
+  bool is_full() const { return count_ >= ring_.size() - 1; }
   int64_t count() const { return static_cast<int64_t>(count_); }
   size_t rows() const { return rows_; }  // of decodes, in all of them
 
-  Launch& Free() { return At(count_); }  // not full: the place of the next launch, to be filled
+  Launch& Free() { return At(count_); }  // the place of the next launch, to be filled
   void Push() {                          // Free() was launched
     rows_ += At(count_).items.size();
     ++count_;

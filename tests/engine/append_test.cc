@@ -1,4 +1,5 @@
 // Bulk appends: slices, turns between streams and decodes, replays.
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -251,6 +252,37 @@ TEST(AppendComes, AFewSlicesAreOnTheirWayAndTheRestFollows) {
   rig.backend.Release();
   rig.Settle();
   EXPECT_EQ(upload.seq_lens[0], 160);
+}
+
+// More decodes wait than the launches in flight take.
+TEST(AppendComes, ACrowdOfDecodesLeavesASliceAPlace) {
+  for (const bool comes : {false, true}) {
+    RigOptions options = ThreeInFlight();
+    options.engine.batch_rows_max = 2;
+    options.engine.staging_bytes = int64_t{16} << 20;
+    Rig rig(options);
+    const std::vector<cache::SeqHandle> seqs = rig.Create(10);
+    for (const cache::SeqHandle& seq : seqs) rig.Fill(seq, 0, 1);
+    if (comes) HoldBrings(rig);
+    rig.backend.Hold();
+    AppendCall upload(rig.engine, 0, 0, 1, seqs[9], 1, Tokens(48));
+    ASSERT_TRUE(upload.Submit().ok());
+    std::vector<std::unique_ptr<DecodeCall>> crowd(9);
+    for (int32_t launches = 0; !upload.done() && launches < 100; ++launches) {
+      for (size_t i = 0; i < crowd.size(); ++i) {
+        if (crowd[i] != nullptr && !crowd[i]->done()) continue;
+        crowd[i] = nullptr;  // its slot is free for the next
+        crowd[i] = std::make_unique<DecodeCall>(rig.engine, 0, 0, std::vector{Ask(seqs[i], 0, 7)});
+        ASSERT_TRUE(crowd[i]->Submit().ok());
+      }
+      rig.Settle();
+      rig.backend.LetOneArrive();
+      rig.backend.ReleaseOneFence();
+    }
+    EXPECT_TRUE(upload.done()) << comes;
+    rig.backend.Release();
+    rig.Settle();
+  }
 }
 
 TEST(AppendComes, AShortLastSliceKeepsItsPlace) {
