@@ -7,8 +7,8 @@
 namespace fp8kvd::kernels::cuda {
 
 struct StepLimits {
-  // Up to so many rows go as launches that do all of a step (step_launches.h), where there are such
-  // for them. 0: none.
+  // Up to so many rows, and all that lie in many pieces, go as launches that do all of a step
+  // (step_launches.h), where there are such for them. 0: none of the former.
   int32_t step_rows_max = 256;
   // Of others, up to so many rows, and all that lie in many pieces, go with launches of
   // NearRows::kMax each, and kernels fetch the tensors: of one part while the part before is
