@@ -216,6 +216,23 @@ void HoldBrings(Rig& rig) {
   rig.backend.HoldBrings();
 }
 
+// An upload of so many tokens whose first rows are on their way.
+struct OnItsWay {
+  explicit OnItsWay(int32_t tokens) : upload(rig.engine, 0, 0, 1, seq, 0, Tokens(tokens)) {
+    HoldBrings(rig);
+    rig.Run(upload);
+  }
+  // The upload ends before it goes, and the rig after it.
+  ~OnItsWay() {
+    rig.backend.Release();
+    rig.Settle();
+  }
+
+  Rig rig{ThreeInFlight()};
+  cache::SeqHandle seq = rig.Create();
+  AppendCall upload;
+};
+
 TEST(AppendComes, ADecodeGoesBeforeSlicesWhoseRowsAreOnTheirWay) {
   Rig rig(ThreeInFlight());
   const std::vector<cache::SeqHandle> seqs = rig.Create(2);
@@ -240,11 +257,8 @@ TEST(AppendComes, ADecodeGoesBeforeSlicesWhoseRowsAreOnTheirWay) {
 }
 
 TEST(AppendComes, AFewSlicesAreOnTheirWayAndTheRestFollows) {
-  Rig rig(ThreeInFlight());
-  const cache::SeqHandle seq = rig.Create();
-  HoldBrings(rig);
-  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, Tokens(160));
-  rig.Run(upload);
+  OnItsWay it(160);
+  auto& [rig, seq, upload] = it;
   EXPECT_EQ(rig.backend.on_their_way(), 3u);
   rig.backend.LetOneArrive();
   rig.Settle();
@@ -286,18 +300,15 @@ TEST(AppendComes, ACrowdOfDecodesLeavesASliceAPlace) {
 }
 
 TEST(AppendComes, AShortLastSliceKeepsItsPlace) {
-  Rig rig(ThreeInFlight());
-  const cache::SeqHandle seq = rig.Create();
-  std::vector<uint64_t> history = Tokens(20);  // the last four have 64 bytes
-  HoldBrings(rig);
-  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, history);
-  rig.Run(upload);
+  OnItsWay it(20);  // the last four have 64 bytes
+  auto& [rig, seq, upload] = it;
   EXPECT_EQ(Launches(rig), std::vector<int32_t>{});
   rig.backend.Release();
   rig.Settle();
   EXPECT_EQ(Launches(rig), (std::vector<int32_t>{-16, -4}));
   DecodeCall step(rig.engine, 0, 0, {Step(seq, 20, 9)});
   rig.Run(step);
+  std::vector<uint64_t> history = Tokens(20);
   history.push_back(9);
   EXPECT_EQ(step.Check(0, history), "");
 }
@@ -321,11 +332,8 @@ TEST(AppendComes, UploadsTakeTurnsInSettingOut) {
 }
 
 TEST(AppendComes, ACancelWaitsForWhatReadsItsSlot) {
-  Rig rig(ThreeInFlight());
-  const cache::SeqHandle seq = rig.Create();
-  HoldBrings(rig);
-  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, Tokens(48));
-  rig.Run(upload);
+  OnItsWay it(48);
+  auto& [rig, seq, upload] = it;
   upload.request.cancelled = true;
   rig.Settle();
   EXPECT_FALSE(upload.done());
@@ -336,33 +344,24 @@ TEST(AppendComes, ACancelWaitsForWhatReadsItsSlot) {
   EXPECT_EQ(upload.seq_lens[0], 0);
 }
 
-TEST(AppendComes, ACancelFindsRowsThatHaveJustComeAndAppendsNothing) {
-  Rig rig(ThreeInFlight());
-  const cache::SeqHandle seq = rig.Create();
-  HoldBrings(rig);
-  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, Tokens(48));
-  rig.Run(upload);
+void ExpectACancelAppendsNothing(void (FakeBackend::*rows_come)()) {
+  OnItsWay it(48);
+  auto& [rig, seq, upload] = it;
   rig.backend.ForgetRecords();
   upload.request.cancelled = true;
-  rig.backend.Release();
-  rig.Settle();
-  EXPECT_TRUE(absl::IsCancelled(upload.request.status)) << upload.request.status;
-  EXPECT_EQ(Launches(rig), std::vector<int32_t>{});
-}
-
-TEST(AppendComes, ACancelAppendsNothingOfWhatComesBetweenTwoLooks) {
-  Rig rig(ThreeInFlight());
-  const cache::SeqHandle seq = rig.Create();
-  HoldBrings(rig);
-  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, Tokens(48));
-  rig.Run(upload);
-  rig.backend.ForgetRecords();
-  upload.request.cancelled = true;
-  rig.backend.LetArriveOnceAsked();
+  (rig.backend.*rows_come)();
   rig.Settle();
   EXPECT_TRUE(upload.done());
   EXPECT_TRUE(absl::IsCancelled(upload.request.status)) << upload.request.status;
   EXPECT_EQ(Launches(rig), std::vector<int32_t>{});
+}
+
+TEST(AppendComes, ACancelFindsRowsThatHaveJustComeAndAppendsNothing) {
+  ExpectACancelAppendsNothing(&FakeBackend::Release);
+}
+
+TEST(AppendComes, ACancelAppendsNothingOfWhatComesBetweenTwoLooks) {
+  ExpectACancelAppendsNothing(&FakeBackend::LetArriveOnceAsked);
 }
 
 TEST(AppendComes, APieceThatFailsEndsTheSlicesBehindIt) {
@@ -381,11 +380,8 @@ TEST(AppendComes, APieceThatFailsEndsTheSlicesBehindIt) {
 }
 
 TEST(AppendComes, ADeviceFaultEndsWhatIsOnItsWay) {
-  Rig rig(ThreeInFlight());
-  const cache::SeqHandle seq = rig.Create();
-  HoldBrings(rig);
-  AppendCall upload(rig.engine, 0, 0, 1, seq, 0, Tokens(48));
-  rig.Run(upload);
+  OnItsWay it(48);
+  auto& [rig, seq, upload] = it;
   rig.backend.FailCall(0);
   rig.Settle();
   EXPECT_TRUE(upload.done());
