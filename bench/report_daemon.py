@@ -47,7 +47,8 @@ def named(data):
         ["128 items a message, 4 in flight, one gRPC stream: bytes/s of the echo",
          f"{data['grpc_bytes_over_echo']:.2f}", "0.80"],
         ["upload over gRPC: of the echo", f"{data['append_over_upload_grpc']:.2f}", "0.80"],
-        ["128 items a call, kv 2048, shared memory: calls/s, rows/s; attention kernels busy",
+        ["128 items a call, kv 2048, shared memory: calls/s, rows/s; kernels busy, at "
+         f"{data['launch_us_per_call_128']:.1f} us a call (`fp8kv_step_bench` in this run)",
          f"{busy['calls_per_s']:,.0f}, {128 * busy['calls_per_s']:,.0f}; "
          f"{data['kernel_busy_ratio_shm']:.2f}", "0.85"],
         ["append over shared memory: GB/s; of host to device",
