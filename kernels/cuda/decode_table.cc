@@ -20,6 +20,7 @@ constexpr DecodeKernel Row(int32_t sm, StepFunctions step) {
           T::kGrain,
           T::kWarpsMax,
           T::kUnitBytes,
+          PairsTraits<T::kPrecision, T::kHeadDim, T::kColumns>::kUnitTokens,
           Functions::Shared,
           Functions::Prepare,
           Functions::Launch,

@@ -19,6 +19,7 @@ struct DecodeKernel {
   Grain grain;  // grain.columns: query columns of a pair
   int32_t warps_max;
   int32_t unit_bytes;
+  int32_t pair_unit_tokens;  // where each pair has a cluster: of a unit, which may be smaller there
   SharedBytes shared_bytes;
   DecodePreparer prepare;
   DecodeLauncher launch;

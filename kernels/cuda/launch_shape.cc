@@ -74,14 +74,18 @@ bool FillsRounds(const DecodeKernel& kernel, const DeviceLimits& device, const L
 // The stages of a shape that gives each pair a cluster, whose CTAs and warps are known.
 void FitPairs(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchWork& work,
               bool is_long, LaunchShape& shape) {
+  const int32_t units_each = kernel.grain.unit_tokens / kernel.pair_unit_tokens;
   const int32_t warp_units =
-      CeilDiv(CeilDiv(work.items_max, shape.cluster), static_cast<int32_t>(shape.warps));
+      CeilDiv(CeilDiv(work.items_max * units_each, shape.cluster), shape.warps);
   // No deeper a ring than a warp has units, and where pairs are many, than lets all CTAs be there
   // at once: what is left of the memory lets the next launch's CTAs begin beside these.
   const int32_t ctas_each =
       std::min(CeilDiv(shape.ctas, device.multiprocessors), is_long ? kLongPairCtas : kPairCtasMax);
   const int32_t shared_max = SharedOfEach(device, ctas_each);
-  shape.stages = std::min(warp_units, StagesOf(kernel));
+  // Where units are smaller than those of a cut, rings are not as many times as deep: the next
+  // launch's CTAs beside these are worth more. But a second unit is under way.
+  const int32_t depth = std::min(std::max(CeilDiv(warp_units, units_each), 2), StagesOf(kernel));
+  shape.stages = std::min(warp_units, depth);
   const auto fits = [&](int32_t bytes) { return kernel.shared_bytes(0, shape) <= bytes; };
   while (!fits(shared_max) && shape.stages > 1) --shape.stages;
   while (!fits(device.shared_per_cta) && shape.warps > 1) --shape.warps;

@@ -224,6 +224,20 @@ TEST(LaunchShape, GivesPairsOfAFewTilesSmallUnits) {
   EXPECT_FALSE(ShapeOf(90, Precision::kFp8Kv, few, true).few_tiles);
 }
 
+TEST(LaunchShape, CountsTheUnitsOfPairsWhereTheyAreSmallerThanThoseOfACut) {
+  const DeviceLimits h200 = {132, 233472, 232448};
+  const DecodeKernel& kernel = *FindDecodeKernel(90, Precision::kFp8Kv, 64, 8);
+  ASSERT_EQ(kernel.grain.unit_tokens, 64);
+  ASSERT_EQ(kernel.pair_unit_tokens, 32);
+  for (const auto& [tokens, stages] : {std::pair(256, 1), {512, 2}, {1024, 2}, {2048, 3}}) {
+    const std::vector<DecodeRow> rows(44, RowOf(tokens - 1, 1, 0));  // 132 pairs, 8 warps each
+    const LaunchShape shape = ShapeFor(kernel, h200, 44, WorkOfRows(rows, 8, kernel.grain, false));
+    ASSERT_EQ(shape.cluster, 1);
+    EXPECT_EQ(shape.stages, stages) << tokens;
+    EXPECT_LE(kernel.shared_bytes(44, shape), SharedOfEach(h200, 2)) << "room for the next launch";
+  }
+}
+
 TEST(LaunchShape, GivesLongPairsOfBf16ACtaEachWhereTheyFillRounds) {
   const std::vector<DecodeRow> one_round(88, RowOf(8191, 1, 0));  // 264 pairs, two a multiprocessor
   EXPECT_EQ(ShapeOf(90, Precision::kBf16, one_round, false).cluster, 1);
