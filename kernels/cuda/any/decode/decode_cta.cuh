@@ -236,15 +236,15 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   // The first reader after a writer lets the next launch start only when the writer is done.
   if (args.cache == CacheState::kUnsettled) WaitForPreviousLaunch();
   pipeline.Start(args.cache == CacheState::kBelowQueries || args.tokens != nullptr);
+  if constexpr (T::kColumns <= NearRows::kColumnsMax) {
+    if (args.tokens != nullptr) AppendTokens<T, Ring>(args, map, units, row);
+  }
   pipeline.BringNear(kNearUnits / warps);
   // A warp that holds a unit back still has one under way beside the one in work. Short launches do
   // not wait for a plan.
   const bool is_paced = PaceKind::kIsOn && stages > 2 && !args.batch_invariant &&
                         items >= kPacedUnitsMin * static_cast<int32_t>(gridDim.x);
   if (is_paced) pipeline.Keep(PaceFor(items, share, warps, map.uniform));
-  if constexpr (T::kColumns <= NearRows::kColumnsMax) {
-    if (args.tokens != nullptr) AppendTokens<T, Ring>(args, map, units, row);
-  }
   Worker<T, Ring> worker(args, map, units, row, ring, layout.ring_bytes,
                          ring + stages * T::kUnitBytes,
                          reinterpret_cast<WarpState*>(shared + layout.states)[warp],

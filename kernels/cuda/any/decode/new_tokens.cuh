@@ -12,16 +12,20 @@
 namespace fp8kvd::kernels::cuda {
 
 // unit: the pair's last, from the sequence's start. All lanes of the warp call it.
-template <class T>
+template <class T, class Ring>
 __device__ __forceinline__ void AppendToken(const NewToken& token, const DecodeRow& row,
                                             int32_t kv_head, int32_t unit, int32_t lane) {
   if (token.k == nullptr) return;
+  const uint8_t* const from = SourceInPair<T>(row, kv_head, unit).from;
+  const uint8_t* const tile = from + row.pos % T::kUnitTokens / kTileTokens * T::kTileBytes;
+  // What is stored are parts of sectors, which then need not wait for the rest to come.
+  if constexpr (Ring::kBringsNear) {
+    if (lane == 0) Ring::BringNear({tile, T::kTileBytes, false});
+  }
   const int64_t element = int64_t{kv_head} * T::kHeadDim;
   const EncodedToken<T::kPrecision, T::kHeadDim> encoded(token.k + element, token.v + element,
                                                          lane);
-  auto* const page = const_cast<uint8_t*>(SourceInPair<T>(row, kv_head, unit).from);
-  const int32_t tile = row.pos % T::kUnitTokens / kTileTokens;
-  encoded.Store(page + tile * T::kTileBytes, row.pos % kTileTokens, lane);
+  encoded.Store(const_cast<uint8_t*>(tile), row.pos % kTileTokens, lane);
 }
 
 // Of a pair whose units are counted from its first, by the warp that has its last one. row: a copy
@@ -31,8 +35,8 @@ __device__ __forceinline__ void AppendTokenOfPair(const DecodeArgs& args, int32_
                                                   const DecodeRow& row, const Pair& pair) {
   if constexpr (T::kColumns <= NearRows::kColumnsMax) {
     if (args.tokens == nullptr) return;
-    AppendToken<T>(args.tokens[row_index], row, pair.kv_head, pair.first_unit + pair.units.end - 1,
-                   threadIdx.x % kWarpLanes);
+    AppendToken<T, Ring>(args.tokens[row_index], row, pair.kv_head,
+                         pair.first_unit + pair.units.end - 1, threadIdx.x % kWarpLanes);
     Ring::OrderStoresBeforeCopiesOfThem();
     __syncwarp();
   }
@@ -49,8 +53,8 @@ __device__ __forceinline__ void AppendTokens(const DecodeArgs& args, const WorkM
     const int32_t kv_head = FloorDiv(unit - map.units[row], work.units);
     unit = map.units[row] + (kv_head + 1) * work.units;
     if (unit > units.end) break;
-    AppendToken<T>(args.tokens[row], r, kv_head, work.first_unit + work.units - 1,
-                   threadIdx.x % kWarpLanes);
+    AppendToken<T, Ring>(args.tokens[row], r, kv_head, work.first_unit + work.units - 1,
+                         threadIdx.x % kWarpLanes);
   }
   Ring::OrderStoresBeforeCopiesOfThem();
   __syncwarp();
