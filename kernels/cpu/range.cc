@@ -59,22 +59,54 @@ int64_t CopyInRange(const uint16_t* HWY_RESTRICT from, uint16_t* HWY_RESTRICT to
   return index < 0 ? -1 : i + index;
 }
 
+constexpr int64_t kLine = 32;  // elements of a line of the caches
+// As far ahead as a digest's block is long: its rows come while the one before is hashed.
+constexpr int64_t kLinesAhead = 128;
+
+// Copies a vector past the caches; the magnitudes of its elements.
+template <class D>
+HWY_INLINE hn::Vec<D> StreamVector(D d, const int16_t* HWY_RESTRICT from, int16_t* HWY_RESTRICT to,
+                                   int16_t* HWY_RESTRICT kept) {
+  const auto values = hn::LoadU(d, from);
+  hn::Stream(values, d, to);
+  if (kept != nullptr) hn::StoreU(values, d, kept);
+  return hn::And(values, hn::Set(d, int16_t{0x7FFF}));
+}
+
 int64_t CopyPastCaches(const uint16_t* HWY_RESTRICT from, uint16_t* HWY_RESTRICT to,
                        uint16_t* HWY_RESTRICT kept, int64_t count) {
-  const hn::CappedTag<int16_t, 16> d;  // `to` begins at a multiple of 32 bytes
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto magnitude_bits = hn::Set(d, int16_t{0x7FFF});
+  const hn::CappedTag<int16_t, kLine / 2> half;  // `to` begins, and ends, at a line or its half
+  const hn::CappedTag<int16_t, kLine> whole;
   const auto* in = reinterpret_cast<const int16_t*>(from);
   auto* out = reinterpret_cast<int16_t*>(to);
   auto* beside = reinterpret_cast<int16_t*>(kept);
-  auto top = hn::Zero(d);
-  for (int64_t i = 0; i < count; i += lanes) {
-    const auto values = hn::LoadU(d, in + i);
-    hn::Stream(values, d, out + i);
-    if (beside != nullptr) hn::Store(values, d, beside + i);
-    top = hn::Max(top, hn::And(values, magnitude_bits));
+  auto top_of_halves = hn::Zero(half);
+  auto top = hn::Zero(whole);
+  const auto copy_half = [&](int64_t first) HWY_ATTR {
+    for (int64_t i = first; i < first + kLine / 2; i += static_cast<int64_t>(hn::Lanes(half))) {
+      const auto sizes =
+          StreamVector(half, in + i, out + i, beside == nullptr ? nullptr : beside + i);
+      top_of_halves = hn::Max(top_of_halves, sizes);
+    }
+  };
+  int64_t at = 0;
+  if (count > 0 && reinterpret_cast<uintptr_t>(to) % (kLine * sizeof(uint16_t)) != 0) {
+    copy_half(0);
+    at = kLine / 2;
   }
-  if (HWY_LIKELY(hn::AllFalse(d, hn::Gt(top, hn::Set(d, kLargestAllowed))))) return -1;
+  for (; at + kLine <= count; at += kLine) {
+    __builtin_prefetch(in + at + kLinesAhead * kLine, /*write=*/0, /*locality=*/2);
+    for (int64_t i = at; i < at + kLine; i += static_cast<int64_t>(hn::Lanes(whole))) {
+      const auto sizes =
+          StreamVector(whole, in + i, out + i, beside == nullptr ? nullptr : beside + i);
+      top = hn::Max(top, sizes);
+    }
+  }
+  if (at < count) copy_half(at);
+  if (HWY_LIKELY(hn::AllFalse(whole, hn::Gt(top, hn::Set(whole, kLargestAllowed))) &&
+                 hn::AllFalse(half, hn::Gt(top_of_halves, hn::Set(half, kLargestAllowed))))) {
+    return -1;
+  }
   hwy::FlushStream();
   return FirstOutOfRange(to, count);
 }

@@ -47,24 +47,32 @@ TEST_P(CpuRange, TheFirstOffenderIsFoundAtEveryPlaceOfEveryLength) {
   }
 }
 
+// From a place of its own to the beginning of a line of the caches and to its half, ending at
+// either; with a copy kept and without.
 TEST_P(CpuRange, ACopyPastTheCachesIsWholeAndNamesTheFirstOffender) {
-  constexpr int64_t kCount = 320;
-  alignas(64) uint16_t to[kCount + 16];
-  alignas(64) uint16_t kept[kCount];
-  for (int64_t at = -1; at < kCount; ++at) {
-    std::vector<uint16_t> values(kCount + 1, kLargestAllowed);
-    if (at >= 0) values[at + 1] = 0x7FC0;  // NaN
-    values.back() = at < 0 ? 0xCD7F : 0xFF80;
-    std::fill(std::begin(to), std::end(to), uint16_t{1});
-    // From a place of its own, to one after the first 16 elements; with a copy kept and without.
-    EXPECT_EQ(CopyPastCaches(values.data() + 1, to + 16, at % 2 == 0 ? kept : nullptr, kCount), at);
-    FinishCopies();
-    EXPECT_TRUE(std::equal(values.begin() + 1, values.end(), to + 16)) << at;
-    if (at % 2 == 0) {
-      EXPECT_TRUE(std::equal(values.begin() + 1, values.end(), kept)) << at;
+  constexpr int64_t kCountMax = 320;
+  alignas(64) uint16_t to[kCountMax + 48];
+  alignas(64) uint16_t kept[kCountMax];
+  for (const int64_t begin : {16, 32}) {
+    for (const int64_t count : {int64_t{16}, kCountMax - 16, kCountMax}) {
+      for (int64_t at = -1; at < count; ++at) {
+        std::vector<uint16_t> values(count + 1, kLargestAllowed);
+        if (at >= 0) values[at + 1] = 0x7FC0;  // NaN
+        values.back() = at < 0 ? 0xCD7F : 0xFF80;
+        std::fill(std::begin(to), std::end(to), uint16_t{1});
+        uint16_t* const beside = at % 2 == 0 ? kept : nullptr;
+        ASSERT_EQ(CopyPastCaches(values.data() + 1, to + begin, beside, count), at);
+        FinishCopies();
+        EXPECT_TRUE(std::equal(values.begin() + 1, values.end(), to + begin)) << at;
+        if (beside != nullptr) {
+          EXPECT_TRUE(std::equal(values.begin() + 1, values.end(), kept)) << at;
+        }
+        EXPECT_EQ(std::count(to, to + begin, 1), begin);
+        EXPECT_EQ(std::count(to + begin + count, std::end(to), 1), kCountMax + 48 - begin - count);
+      }
     }
-    EXPECT_EQ(std::count(to, to + 16, 1), 16);
   }
+  EXPECT_EQ(CopyPastCaches(kept, to + 16, nullptr, 0), -1);
 }
 
 TEST_P(CpuRange, ACopyIsWholeAndNamesTheFirstOffender) {
