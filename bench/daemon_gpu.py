@@ -51,7 +51,7 @@ engine { device: %(device)s devices: "%(devices)s" staging_bytes: %(staging)d }
 cache { seqs_max: 4096 seq_len_max: 524288 }
 policy { allow_fp8_kv: true }
 models {
-  name: "bench" layers: 8 q_heads: 64 kv_heads: 8 head_dim: 128
+  name: "bench" layers: %(layers)d q_heads: 64 kv_heads: 8 head_dim: 128
   expected_seqs: %(seqs)d expected_tokens: 33024 precision: fp8_kv
 }
 """
@@ -168,11 +168,11 @@ class Bench:
         self.programs, self.args, self.log = programs, args, log
         self.http = free_port()
 
-    def daemon(self, *flags, devices="0", seqs=72, staging=4 << 30):
-        """seqs: of 33,024 tokens, 0.56 GB each."""
+    def daemon(self, *flags, devices="0", seqs=72, layers=8, staging=4 << 30):
+        """seqs: of 33,024 tokens, 0.56 GB each with 8 layers."""
         config = BENCH_MODEL % {"device": "auto" if self.args.rehearse else "cuda",
-                                "devices": devices, "seqs": seqs, "staging": staging,
-                                "http": self.http}
+                                "devices": devices, "seqs": seqs, "layers": layers,
+                                "staging": staging, "http": self.http}
         return daemon(self.programs, config, self.log, *flags,
                       program="fp8kvd_timed" if self.args.rehearse else "fp8kvd")
 
@@ -327,16 +327,19 @@ def crowd(programs, args, out, log):
 
 
 def two_gpus(programs, args, out, log):
-    """16 sequences of 12,288 tokens in a call, half of them on either device, all with pages of
-    their own: a launch of 96 reads 2.5 GB, so that kernels are the bound, not the bus. One device
-    before and after two, since what it gives may drift."""
+    """48 calls at a time of 16 sequences of 12,288 tokens, half of them on either device, all with
+    pages of their own (of two layers, so that so many have room). That is as many as keep each of
+    two devices at work while half of its rows gather: 384, where 24 calls gave it 192 and launches
+    of 65. A launch of 190 reads 4.9 GB, so that kernels are the bound, not the bus. One device
+    before and after two, with the same load, since what it gives may drift."""
     bench = Bench(programs, args, log)
     out["two_gpus"] = []
     for devices in ("0", "0,1", "0"):
-        with bench.daemon("--shm_threads=8", devices=devices, seqs=176, staging=1 << 30) as running:
+        with bench.daemon("--shm_threads=8", devices=devices, seqs=304, layers=2,
+                          staging=1 << 30) as running:
             out["two_gpus"].append(bench.load(
-                running, {"devices": devices}, clients=8, processes=8, batch=16, in_flight=3,
-                seq_len=bench.scaled(12288), layers=2, steps=bench.scaled(200), in_place=1, **SHM))
+                running, {"devices": devices}, clients=8, processes=8, batch=16, in_flight=6,
+                seq_len=bench.scaled(12288), steps=bench.scaled(200), in_place=1, **SHM))
 
 
 PARTS = {part.__name__: part
