@@ -17,6 +17,9 @@ constexpr int64_t kSpinUs = 50;
 // Turns that a caller takes one after the other, for others who came meanwhile; then it goes back
 // to its own work.
 constexpr int kCallerTurnsMax = 4;
+// Where callers take turns, who has an answer often sends the next decode within so long: a client
+// beside the daemon within 10 us. A slice begun meanwhile would be in its way.
+constexpr TimeUs kNextDecodeUs = 25;
 // Asleep for so long at most: leases end without anybody ringing.
 constexpr int64_t kSleepUsMax = 50'000;
 
@@ -289,6 +292,7 @@ void Engine::Parts::Land(const Launch& launch, TimeUs now) {
     if (--book.running == 0 && book.waiting == 0) answers_->EndAppend(launch.append);
     return;
   }
+  if (callers_take_turns_) slices_from_ = now + kNextDecodeUs;
   const double item_us = static_cast<double>(took_us) / static_cast<double>(launch.items.size());
   item_us_ += (item_us - item_us_) / 8;
   admission_.SetItemUs(static_cast<int64_t>(item_us_) + 1);

@@ -15,9 +15,11 @@ constexpr int32_t kDecodesBeforeSlice = 4;
 }  // namespace
 
 // One slice a turn, so that a decode waits for a part of it and no more: its rows set out for the
-// device, or it is launched, now that they are there.
+// device, or it is launched, now that they are there. It goes while a decode is under way, or when
+// none is about to come.
 bool Engine::Parts::MoveAppends(AppendRequest* picked) {
   if (!fault_.ok()) return false;
+  if (launches_.rows() == 0 && setup_.clock->NowUs() < slices_from_) return false;
   if (launches_.is_full()) {  // by the decode of this turn
     if (picked == nullptr && coming_.empty()) return false;
     if (++decodes_before_slice_ < kDecodesBeforeSlice) return false;

@@ -141,6 +141,7 @@ class Engine::Parts {
   Launches launches_;
   ComingSlices coming_;
   int64_t decodes_before_slice_ = 0;          // that left no place to one since the last
+  TimeUs slices_from_ = 0;                    // none before, unless a decode is under way
   EngineStats stats_;                         // Answers publishes it
   std::unique_ptr<SnapshotParts> snapshots_;  // null: none are made or read
   std::unique_ptr<cache::SeqStore> store_;

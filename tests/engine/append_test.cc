@@ -268,6 +268,39 @@ TEST(AppendComes, AFewSlicesAreOnTheirWayAndTheRestFollows) {
   EXPECT_EQ(upload.seq_lens[0], 160);
 }
 
+TEST(AppendComes, ASliceIsNotInTheWayOfTheDecodeThatFollowsAnAnswer) {
+  RigOptions options = ThreeInFlight();
+  options.returns_at_once = true;
+  Rig rig(options);
+  const std::vector<cache::SeqHandle> seqs = rig.Create(2);
+  rig.Fill(seqs[1], 0, 1);
+  rig.backend.ForgetRecords();
+  HoldBrings(rig);
+  DecodeCall first(rig.engine, 0, 0, {Ask(seqs[1], 0, 1)});
+  rig.Run(first);
+  AppendCall upload(rig.engine, 0, 0, 1, seqs[0], 0, Tokens(48));
+  rig.Run(upload);
+  EXPECT_EQ(rig.backend.on_their_way(), 0u);
+  rig.backend.Hold();
+  DecodeCall next(rig.engine, 0, 0, {Ask(seqs[1], 0, 2)});
+  rig.Run(next);
+  EXPECT_EQ(rig.backend.on_their_way(), 3u);  // it is under way
+  rig.backend.ReleaseOneFence();
+  rig.Settle();
+  EXPECT_TRUE(next.done());
+  rig.backend.LetOneArrive();
+  rig.Settle();
+  EXPECT_EQ(Launches(rig), (std::vector<int32_t>{1, 1}));
+  rig.clock.AdvanceUs(24);
+  rig.Settle();
+  EXPECT_EQ(Launches(rig), (std::vector<int32_t>{1, 1}));
+  rig.clock.AdvanceUs(1);  // no decode came
+  rig.backend.Release();
+  rig.Settle();
+  EXPECT_EQ(Launches(rig), (std::vector<int32_t>{1, 1, -16, -16, -16}));
+  EXPECT_EQ(upload.seq_lens[0], 48);
+}
+
 // More decodes wait than the launches in flight take.
 TEST(AppendComes, ACrowdOfDecodesLeavesASliceAPlace) {
   for (const bool comes : {false, true}) {
