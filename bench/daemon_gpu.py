@@ -291,12 +291,12 @@ def beside(programs, args, out, log):
     tokens = "fp8kvd_append_tokens_total"
     out["beside"] = []
     with bench.daemon("--shm_threads=4") as running:
-        for _ in range(3):
+        for _ in range(5):
             single = {"clients": 1, "steps": bench.scaled(500), **SHM}
             alone = bench.load(running, {"shm_threads": 4}, **single)
             uploads = subprocess.Popen(
                 bench.argv(running, clients=2, processes=2, steps=1,
-                           append_tokens=bench.scaled(500_000), **SHM),
+                           append_tokens=bench.scaled(260_000), **SHM),
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
                 started = metrics(bench.http)[tokens] + 50_000  # beyond its prompt
