@@ -252,6 +252,10 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   if (is_paced) __syncthreads();  // its terms are there
   WaitForPreviousLaunch();
   if (args.cache != CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
+  if (args.tokens != nullptr) {
+    Ring::OrderStoresBeforeCopiesOfThem();
+    __syncwarp();
+  }
   pipeline.Start(false);
   if (args.batch_invariant && blockIdx.x == 0) {
     for (int32_t r = threadIdx.x; r < map.rows_count; r += blockDim.x) {

@@ -42,7 +42,8 @@ __device__ __forceinline__ void AppendTokenOfPair(const DecodeArgs& args, int32_
   }
 }
 
-// Of all pairs whose last unit is among the warp's. row: of its first unit.
+// Of all pairs whose last unit is among the warp's. row: of its first unit. Before a copy of such a
+// unit is set out come Ring::OrderStoresBeforeCopiesOfThem and a barrier of the warp.
 template <class T, class Ring>
 __device__ __forceinline__ void AppendTokens(const DecodeArgs& args, const WorkMap& map,
                                              Range units, int32_t row) {
@@ -56,8 +57,6 @@ __device__ __forceinline__ void AppendTokens(const DecodeArgs& args, const WorkM
     AppendToken<T, Ring>(args.tokens[row], r, kv_head, work.first_unit + work.units - 1,
                          threadIdx.x % kWarpLanes);
   }
-  Ring::OrderStoresBeforeCopiesOfThem();
-  __syncwarp();
 }
 
 }  // namespace fp8kvd::kernels::cuda
