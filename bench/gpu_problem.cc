@@ -10,7 +10,6 @@
 #include "config/base/check.h"
 #include "kernels/bf16.h"
 #include "kernels/cuda/any/append.h"
-#include "kernels/cuda/any/merge.h"
 #include "kernels/cuda/page_layout.h"
 #include "tests/kernels/cases.h"
 
@@ -30,7 +29,6 @@ using kernels::cuda::FindDecodeKernel;
 using kernels::cuda::GroupInverse;
 using kernels::cuda::kTileTokens;
 using kernels::cuda::LaunchAppend;
-using kernels::cuda::LaunchMerge;
 using kernels::cuda::LaunchShape;
 using kernels::cuda::LaunchWork;
 using kernels::cuda::NewToken;
@@ -99,7 +97,6 @@ Gpu::Gpu() {
   workspace_.pieces = reinterpret_cast<float*>(scratch_ + kPiecesAt);
   workspace_.piece_flags = reinterpret_cast<uint32_t*>(counters);
   workspace_.progress = reinterpret_cast<uint32_t*>(counters + kMiB / 4);
-  workspace_.row_items = reinterpret_cast<int32_t*>(counters + kMiB / 2);
   std::vector<uint16_t> noise(kNoiseBytes / 2);
   Random random(1);
   for (size_t i = 0; i < noise.size(); ++i) {
@@ -265,9 +262,6 @@ double Gpu::DecodeUs(const Shape& shape, const Variant& variant) {
     if (cut > 0) {
       const LaunchShape items = ShapeFor(*kernel, limits_, args.rows_count, cut_work);
       Must(kernel->launch(args, items, stream_), "decoding");
-      Must(LaunchMerge(args, shape.precision, shape.head_dim, kernel->grain,
-                       shape.q_len * shape.q_heads, stream_),
-           "merging");
     }
     args.rows += cut;
     args.rows_count = count - static_cast<int32_t>(cut);

@@ -342,7 +342,7 @@ absl::Status CudaBackend::DecodeNear(absl::Span<DecodeRow> rows, const DecodePar
   if (!inputs_.KeptFollows(rows)) {
     if (absl::Status status = inputs_.Flush(options_.step); !status.ok()) return status;
   }
-  // batch_invariant: the merge of all rows is one launch, and so are they.
+  // batch_invariant: rows are sorted into launches by how they are cut.
   const size_t part_rows = params.batch_invariant ? rows.size() : NearRows::kMax;
   for (size_t first = 0; first < rows.size(); first += part_rows) {
     const absl::Span<DecodeRow> part = rows.subspan(first, part_rows);

@@ -53,7 +53,6 @@ struct DecodeArgs {
   float* pieces;          // PiecesNeeded times PieceFloats; batch_invariant: one for each item
   uint32_t* piece_flags;  // [2 * ctas] of pieces that are there, 0 before and after
   uint32_t* progress;     // checks of all CTAs (any/decode/pace.cuh): 16 bytes, 0 before and after
-  int32_t* row_items;     // [rows_count], batch_invariant only: items of the rows before
 
   // [rows_count] device memory. Then cache is not kSettled, rows are of one query token, no two of
   // one sequence and layer, and pairs of up to NearRows::kColumnsMax columns. Null: none.

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "config/base/limits.h"
-#include "kernels/cuda/any/merge.h"
 
 namespace fp8kvd::kernels::cuda {
 namespace {
@@ -70,10 +69,7 @@ absl::Status DecodeLaunches::Prepare(absl::Span<const KernelShape> shapes, int32
     auto flags = AllocDevice(kProgressBytes + int64_t{ShapeCtasMax(limits_)} * 2 * 4);
     if (!flags.ok()) return flags.status();
     piece_flags_ = *std::move(flags);
-    auto row_items = AllocDevice(int64_t{kItemsMax} * 4);
-    if (!row_items.ok()) return row_items.status();
-    row_items_ = *std::move(row_items);
-    *allocations += 2;
+    ++*allocations;
   }
   return absl::OkStatus();
 }
@@ -181,7 +177,6 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
     args.pieces = reinterpret_cast<float*>(pieces_.get());
     args.progress = reinterpret_cast<uint32_t*>(piece_flags_.get());
     args.piece_flags = reinterpret_cast<uint32_t*>(piece_flags_.get() + kProgressBytes);
-    args.row_items = reinterpret_cast<int32_t*>(row_items_.get());
     const LaunchWork work = WorkOfRows(some, params.group, kernel.grain, cut);
     const int64_t items_max = ItemsMax(kernel, cut);
     if (work.units > kLaunchUnitsMax || work.items > items_max) {
@@ -192,16 +187,7 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
     const LaunchShape shape = alone ? ShapeOfPairsAlone(kernel, limits_, work)
                                     : ShapeFor(kernel, limits_, args.rows_count, work);
     if (may_mark && some.size() == rows.size()) args.done = fences_->NextMark(shape.ctas);
-    absl::Status status = ToStatus(kernel.launch(args, shape, stream_), "decoding");
-    if (status.ok() && cut) {
-      int32_t columns_max = 0;
-      for (const DecodeRow& row : some) {
-        columns_max = std::max(columns_max, row.q_len * row.kv_heads * params.group);
-      }
-      status = ToStatus(
-          LaunchMerge(args, params.precision, params.head_dim, kernel.grain, columns_max, stream_),
-          "merging");
-    }
+    const absl::Status status = ToStatus(kernel.launch(args, shape, stream_), "decoding");
     if (!status.ok()) return status;
     inputs_->LaunchQueued();
     writes_->Decode();

@@ -69,9 +69,8 @@ class DecodeLaunches {
   cudaStream_t stream_ = nullptr;
 
   DeviceBytes pieces_;
-  int64_t piece_floats_ = 0;  // room in pieces_
-  DeviceBytes piece_flags_;   // behind the launches' progress
-  DeviceBytes row_items_;
+  int64_t piece_floats_ = 0;            // room in pieces_
+  DeviceBytes piece_flags_;             // behind the launches' progress
   std::vector<RowWay> row_ways_;        // room for kItemsMax
   std::vector<DecodeRow> sorted_rows_;  // the same
   std::vector<NewToken> tokens_;        // the same

@@ -52,28 +52,30 @@ FP8KVD_HOST_DEVICE constexpr RowWork WorkOf(const DecodeRow& row, int32_t group,
           row.kv_heads * ColumnBlocks(row, group, grain.columns)};
 }
 
-// batch_invariant: units of an item. A quarter of the row, between 512 and 1024 tokens: a shorter
-// item costs more in its piece, a longer one leaves warps without work. More than
-// kInvariantItemsMax items for each KV head would only make the merge longer, and its workspace.
+// batch_invariant: units of an item of the row. A quarter of the row, between 512 and 1024 tokens:
+// a shorter item costs more in its piece, a longer one leaves warps without work. Where these would
+// be many, twice as long, since a long pair waits for its join. More than kInvariantItemsMax items
+// for each KV head would take more workspace.
 inline constexpr int32_t kInvariantItemsMax = 128;
 
-FP8KVD_HOST_DEVICE constexpr int32_t InvariantItemUnits(int32_t units, int32_t column_blocks,
+FP8KVD_HOST_DEVICE constexpr int32_t InvariantItemUnits(const DecodeRow& row, int32_t group,
                                                         Grain grain) {
+  const int32_t units = WorkOf(row, group, grain).units;
+  const int32_t blocks = ColumnBlocks(row, group, grain.columns);
   const int32_t quarter = CeilDiv(units, 4);
   const int32_t shortest = FloorDiv(512, grain.unit_tokens);
   const int32_t longest = FloorDiv(1024, grain.unit_tokens);
-  const int32_t even = CeilDiv(units, CeilDiv(kInvariantItemsMax, column_blocks));
+  const int32_t even = CeilDiv(units, CeilDiv(kInvariantItemsMax, blocks));
   const int32_t wanted = quarter < shortest ? shortest : quarter > longest ? longest : quarter;
-  const int32_t least = even > wanted ? even : wanted;
+  const int32_t fewer = 2 * CeilDiv(units, wanted) > kInvariantItemsMax ? 2 * wanted : wanted;
+  const int32_t least = even > fewer ? even : fewer;
   return least > 1 ? least : 1;
 }
 
 // Items of each of a row's pairs.
 FP8KVD_HOST_DEVICE constexpr int32_t InvariantItems(const DecodeRow& row, int32_t group,
                                                     Grain grain) {
-  const int32_t units = WorkOf(row, group, grain).units;
-  const int32_t blocks = ColumnBlocks(row, group, grain.columns);
-  return CeilDiv(units, InvariantItemUnits(units, blocks, grain));
+  return CeilDiv(WorkOf(row, group, grain).units, InvariantItemUnits(row, group, grain));
 }
 
 // (column * this) >> 16 is column / group, exactly for columns below 1024 and groups up to 16.

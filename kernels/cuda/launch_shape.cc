@@ -155,16 +155,21 @@ LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int
   LaunchShape shape{};
   if (ShapeForPairs(kernel, device, work, shape)) return shape;
   shape = LaunchShape{};
-  // Short work: no more CTAs than give each warp a unit or each pair a CTA of its own.
-  const int64_t useful = std::max(work.items / kWarps, work.pairs);
+  // Short work: no more CTAs than give each warp a unit or each pair a CTA of its own; and of items
+  // that are many units each CTA gets one before any gets a second.
+  const auto items = static_cast<int32_t>(work.items);
+  const auto item_units = static_cast<int32_t>((work.units + work.items - 1) / work.items);
+  const bool are_units = item_units == 1;
+  const int64_t useful = are_units ? std::max(work.items / kWarps, work.pairs) : work.items;
   shape.ctas = static_cast<int32_t>(std::clamp<int64_t>(useful, 1, device.multiprocessors));
   const int32_t handful = HandfulOfPairs(kernel, work, shape.ctas);
-  shape.warps = std::min(handful > 0 ? handful : kWarps, kernel.warps_max);
+  shape.warps = handful > 0 ? handful : are_units ? kWarps : CeilDiv(items, shape.ctas);
+  shape.warps = std::min({shape.warps, kWarps, kernel.warps_max});
 
   const int32_t pair_items = IsUniform(work) ? work.items_max : 0;
-  const int32_t of_cta = ShareOf(static_cast<int32_t>(work.items), shape.ctas, pair_items,
-                                 CtaSlack(shape.warps, kernel.grain));
-  const int32_t of_warp = ShareOf(of_cta, shape.warps, pair_items, 0);
+  const int32_t slack = are_units ? CtaSlack(shape.warps, kernel.grain) : 0;
+  const int32_t of_cta = ShareOf(items, shape.ctas, pair_items, slack);
+  const int32_t of_warp = item_units * ShareOf(of_cta, shape.warps, pair_items, 0);
   // A ring that holds half of a multiprocessor's memory or less lets the next launch's CTA start
   // beside this one's, which is worth more than its depth where there is little to read.
   const bool is_short = of_warp <= kShortUnits;

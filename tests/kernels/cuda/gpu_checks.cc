@@ -16,6 +16,7 @@
 #include "kernels/reference/append.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/cuda/append_checks.h"
+#include "tests/kernels/cuda/invariant_checks.h"
 #include "tests/kernels/run_case.h"
 
 namespace fp8kvd::kernels::cuda {
@@ -471,6 +472,7 @@ const std::vector<Check>& GpuChecks() {
       {"every_code_of_every_scale", EveryCodeOfEveryScale, true},
       {"the_same_launch_twice_gives_the_same_bits", TheSameLaunchTwice},
       {"batch_invariant_row_alone_or_in_a_batch", RowAloneOrInABatch, true},
+      {"batch_invariant_items_of_many_rows_or_of_few", ItemsOfManyRowsOrOfFew, true},
       {"nan_queries_disturb_nobody", NanQueriesDisturbNobody},
       {"a_sink_above_all_takes_all_weight", ASinkAboveAllTakesAllWeight},
       {"a_step_sees_its_own_tokens", AStepSeesItsOwnTokens, true},

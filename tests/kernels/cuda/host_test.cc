@@ -246,6 +246,39 @@ TEST(LaunchShape, GivesLongPairsOfBf16ACtaEachWhereTheyFillRounds) {
   EXPECT_EQ(ShapeOf(90, Precision::kBf16, more, false).cluster, 0);
 }
 
+TEST(InvariantItems, FollowFromTheRowAndAreAtMostAsManyAsThereIsRoomFor) {
+  for (const DecodeKernel& kernel : DecodeTable()) {
+    for (const auto& [tokens, items] : {std::pair(1, 1),
+                                        {512, 1},
+                                        {2048, 4},
+                                        {4096, 4},
+                                        {8192, 8},
+                                        {65536, 64},
+                                        {131072, 64},
+                                        {262144, 128},
+                                        {1 << 20, 128}}) {
+      EXPECT_EQ(InvariantItems(RowOf(tokens - 1, 1, 0), 8, kernel.grain), items) << tokens;
+    }
+  }
+}
+
+TEST(LaunchShape, CountsAnItemOfBatchInvariantAsTheUnitsThatItIs) {
+  const std::vector<DecodeRow> few(6, RowOf(8191, 1, 0));    // 18 pairs of 8 items each
+  const std::vector<DecodeRow> more(44, RowOf(8191, 1, 0));  // 132 pairs
+  for (const Precision precision : {Precision::kFp8Kv, Precision::kBf16}) {
+    const LaunchShape one_each = ShapeOf(90, precision, few, true);
+    EXPECT_EQ(one_each.ctas, 132);  // for 144 items
+    EXPECT_EQ(one_each.warps, 2);
+    const LaunchShape eight_each = ShapeOf(90, precision, more, true);
+    EXPECT_EQ(eight_each.ctas, 132);
+    EXPECT_EQ(eight_each.warps, 8);
+    for (const LaunchShape& shape : {one_each, eight_each}) {
+      EXPECT_GE(shape.stages, 3);
+      EXPECT_TRUE(shape.lets_next_late);
+    }
+  }
+}
+
 TEST(LaunchShape, CutsWhatClustersCannotServe) {
   std::vector<DecodeRow> rows(10, RowOf(1023, 1, 0));
   EXPECT_EQ(ShapeOf(80, Precision::kFp8Kv, rows, false).cluster, 0);  // not Hopper

@@ -4,15 +4,16 @@
 // Grid: any number of CTAs of 1 ... kWarpsMax warps. The launch's units are cut into one contiguous
 // range for each CTA, and that into one for each warp. A warp reads its range through a ring of its
 // own and goes through it pair by pair. A pair that it saw whole it writes out; of others it leaves
-// a piece (combine.cuh). Shared memory: SharedLayout. Bytes read: each tile with a visible token
-// once for each block of kColumns query columns; the query once for each warp that has units of the
-// pair.
+// a piece (combine.cuh; with batch_invariant join_items.cuh). Shared memory: SharedLayout. Bytes
+// read: each tile with a visible token once for each block of kColumns query columns; the query
+// once for each warp that has units of the pair.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
 #include "kernels/cuda/any/decode/combine.cuh"
+#include "kernels/cuda/any/decode/join_items.cuh"
 #include "kernels/cuda/any/decode/new_tokens.cuh"
 #include "kernels/cuda/any/decode/pipeline.cuh"
 #include "kernels/cuda/any/decode/query.cuh"
@@ -131,7 +132,9 @@ class Worker {
     const DecodeRow& row = state_.row[slot];
     const Pair& pair = state_.pair[slot];
     int32_t end = min(pair.units.end, units_.end);
-    if (args_.batch_invariant) end = min(end, begin + map_.item_units[pair.row]);
+    if (args_.batch_invariant) {
+      end = min(end, begin + InvariantItemUnits(row, args_.group, T::kGrain));
+    }
     if constexpr (T::kQueryInShared) Fetch(slot);
     Query<T> q(query_.shared());
     query_.Take(lane, q);
@@ -150,25 +153,41 @@ class Worker {
     return end;
   }
 
-  // Writes out what the warp has of a pair, or leaves it as a piece.
-  __device__ __forceinline__ void Leave(const Accumulator<T>& acc, Range done, const DecodeRow& row,
+  // Writes out what the warp has of a pair, or leaves it as a piece. Items of batch_invariant add
+  // up in the piece of the pair's first where the warp has that one, too.
+  __device__ __forceinline__ void Leave(Accumulator<T>& acc, Range done, const DecodeRow& row,
                                         const Pair& pair) const {
     const int32_t lane = Lane();
-    if (done.first == pair.units.first && done.end == pair.units.end) {
+    bool has_start = done.first == pair.units.first;
+    float* piece;
+    if (args_.batch_invariant) {
+      const bool follows = T::kFoldsItems && !has_start && units_.first <= pair.units.first;
+      piece = ItemPiece<T>(args_, ItemOf(row, pair, follows ? pair.units.first : done.first));
+      if (follows) FoldPiece<T>(piece, lane, acc);
+      has_start = has_start || follows;
+    }
+    if (has_start && done.end == pair.units.end) {
       WriteWhole<T>(args_, row, pair, lane, acc);
       return;
     }
-    float* piece;
-    if (args_.batch_invariant) {
-      piece = ItemPiece(pair, done.first);
-    } else if (done.end == units_.end) {
-      piece = reinterpret_cast<float*>(ring_);
-      Mark(row, pair, marks_.tail_row, marks_.tail);
-    } else {
-      piece = HeadPiece<T>(args_, blockDim.x / kWarpLanes, threadIdx.x / kWarpLanes);
-      Mark(row, pair, marks_.head_row, marks_.head);
+    if (!args_.batch_invariant) {
+      const bool is_tail = done.end == units_.end;
+      piece = is_tail ? reinterpret_cast<float*>(ring_)
+                      : HeadPiece<T>(args_, blockDim.x / kWarpLanes, threadIdx.x / kWarpLanes);
+      Mark(row, pair, is_tail ? marks_.tail_row : marks_.head_row,
+           is_tail ? marks_.tail : marks_.head);
     }
     WritePiece<T>(acc, lane, piece);
+    __syncwarp();  // for FoldPiece
+  }
+
+  // batch_invariant: the pair's item that begins with a unit.
+  __device__ __forceinline__ int32_t ItemOf(const DecodeRow& row, const Pair& pair,
+                                            int32_t unit) const {
+    const int32_t pair_in_row =
+        FloorDiv(pair.units.first - map_.units[pair.row], pair.units.end - pair.units.first);
+    return map_.items[pair.row] + pair_in_row * map_.pair_items[pair.row] +
+           FloorDiv(unit - pair.units.first, InvariantItemUnits(row, args_.group, T::kGrain));
   }
 
   // The head piece left for global memory while the ring was in use. The CTA's warps join it soon,
@@ -182,16 +201,6 @@ class Worker {
       CopyAsyncPastL1(ring_ + T::kPieceBytes + i, from + i);
     }
     WaitForCopies();
-  }
-
-  // batch_invariant: where an item's piece goes.
-  __device__ __forceinline__ float* ItemPiece(const Pair& pair, int32_t unit) const {
-    const int32_t units_of_pair = pair.units.end - pair.units.first;
-    const int32_t item_units = map_.item_units[pair.row];
-    const int64_t pair_in_row = FloorDiv(pair.units.first - map_.units[pair.row], units_of_pair);
-    const int64_t item = map_.items[pair.row] + pair_in_row * CeilDiv(units_of_pair, item_units) +
-                         FloorDiv(unit - pair.units.first, item_units);
-    return args_.pieces + item * PieceFloats(T::kColumns, T::kHeadDim);
   }
 
   const DecodeArgs& args_;
@@ -219,7 +228,9 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   if (args.cache == CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
   const WorkMap map = MapWork(args, T::kGrain, reinterpret_cast<int32_t*>(shared + layout.map));
   const int32_t items = map.items[map.rows_count];
-  const int32_t share = ShareOf(items, gridDim.x, map.uniform, CtaSlack(warps, T::kGrain));
+  // The slack is of units; an item of batch_invariant is many.
+  const int32_t slack = args.batch_invariant ? 0 : CtaSlack(warps, T::kGrain);
+  const int32_t share = ShareOf(items, gridDim.x, map.uniform, slack);
   const Range cta_items = ShareAt({0, items}, share, blockIdx.x);
   const int32_t warp_share = ShareOf(cta_items.end - cta_items.first, warps, map.uniform, 0);
   const Range warp_items = ShareAt(cta_items, warp_share, warp);
@@ -257,13 +268,11 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
     __syncwarp();
   }
   pipeline.Start(false);
-  if (args.batch_invariant && blockIdx.x == 0) {
-    for (int32_t r = threadIdx.x; r < map.rows_count; r += blockDim.x) {
-      args.row_items[r] = map.items[r];
-    }
-  }
   worker.Run(pipeline);
-  if (args.batch_invariant) return;
+  if (args.batch_invariant) {
+    JoinItems<T>(args, map, {cta_items, share}, warps);
+    return;
+  }
   Combine<T>(args, {cta_items, share}, warps, rings, layout.ring_bytes, list);
 }
 

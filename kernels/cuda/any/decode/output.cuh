@@ -156,6 +156,40 @@ __device__ __forceinline__ void WritePiece(const Accumulator<T>& acc, int32_t la
   }
 }
 
+// Adds to what a warp holds a piece that it left before, by the arithmetic of Merged with the piece
+// first. acc: after Close.
+template <class T>
+__device__ __forceinline__ void FoldPiece(const float* piece, int32_t lane, Accumulator<T>& acc) {
+  const int32_t g = lane / 4;
+#pragma unroll
+  for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      const float* column = piece + (8 * n + 2 * (lane % 4) + i) * T::kPieceStride;
+      const float2 terms = *reinterpret_cast<const float2*>(column + T::kHeadDim);
+      const float max = fmaxf(terms.x, acc.origin[n][i]);
+      const float weight = Exp2(acc.origin[n][i] - max);
+      const float of_piece = Exp2(terms.x - max);
+      acc.origin[n][i] = max;
+      acc.sum[n][i] = fmaf(weight, acc.sum[n][i], terms.y * of_piece);
+      const auto fold = [&](float& x, float y) { x = fmaf(weight, x, y * of_piece); };
+#pragma unroll
+      for (int32_t c = 0; c < T::kChunks; ++c) {
+        const float4 o = *reinterpret_cast<const float4*>(column + c * kChunkDims + 4 * g);
+        fold(acc.o[n][2 * c][i], o.x);
+        fold(acc.o[n][2 * c][2 + i], o.y);
+        fold(acc.o[n][2 * c + 1][i], o.z);
+        fold(acc.o[n][2 * c + 1][2 + i], o.w);
+      }
+      if constexpr (T::kHalfChunk) {
+        const float2 o = *reinterpret_cast<const float2*>(column + T::kChunks * kChunkDims + 2 * g);
+        fold(acc.o[n][T::kDimTiles - 1][i], o.x);
+        fold(acc.o[n][T::kDimTiles - 1][2 + i], o.y);
+      }
+    }
+  }
+}
+
 // Four dimensions of one column of several pieces, merged over their common maximum.
 struct Merged {
   float4 o;

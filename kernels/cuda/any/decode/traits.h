@@ -54,6 +54,8 @@ struct DecodeTraits {
   // Warps of an even cut keep together (pace.cuh). In bf16 that costs 1 %, and more columns have no
   // register to spare for it.
   static constexpr bool kPaced = columns == 8 && kFp8;
+  // Items of batch_invariant are added up as they come, where registers suffice (join_items.cuh).
+  static constexpr bool kFoldsItems = columns * head_dim < 32 * 128;
   // Two CTAs of a pairs launch have room on a multiprocessor where they are small enough.
   static constexpr int32_t kPairCtas = columns == 8 && head_dim <= 128 ? 2 : 1;
 

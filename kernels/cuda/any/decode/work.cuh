@@ -17,9 +17,10 @@ __device__ __forceinline__ RowWork WorkOf(const DecodeRow& row, int32_t group) {
 
 // Units stand in one order: rows, in a row its pairs, in a pair its tokens.
 struct WorkMap {
-  const int32_t* units;       // [rows_count + 1] in shared memory: units of the rows before
-  const int32_t* items;       // the same in items
-  const int32_t* item_units;  // [rows_count]: units of an item (batch_invariant alone)
+  const int32_t* units;  // [rows_count + 1] in shared memory: units of the rows before
+  const int32_t* items;  // the same in items
+  const int32_t*
+      pair_items;  // [rows_count]: items of each of a row's pairs (batch_invariant alone)
   int32_t rows_count;
   int32_t uniform;  // items of every pair, when all have the same number; else 0
 };
@@ -78,7 +79,7 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, Grain grain, 
   int32_t* of_cta = shared + 2 * warps;
   int32_t* units = of_cta + 2;
   int32_t* items = args.batch_invariant ? units + rows + 1 : units;
-  int32_t* item_units = units + 2 * (rows + 1);
+  int32_t* of_pair = units + 2 * (rows + 1);
   const int32_t share = CeilDiv(rows, blockDim.x);
   const int32_t first = min(static_cast<int32_t>(threadIdx.x) * share, rows);
   const int32_t end = min(first + share, rows);
@@ -94,9 +95,8 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, Grain grain, 
     const RowWork work = WorkOf(row, args.group, grain);
     int32_t pair_items = work.units;
     if (args.batch_invariant) {
-      const int32_t blocks = ColumnBlocks(row, args.group, grain.columns);
-      item_units[r] = InvariantItemUnits(work.units, blocks, grain);
-      pair_items = CeilDiv(work.units, item_units[r]);
+      pair_items = InvariantItems(row, args.group, grain);
+      of_pair[r] = pair_items;
     }
     units[r] = work.units * work.pairs;
     if (args.batch_invariant) items[r] = pair_items * work.pairs;
@@ -119,7 +119,7 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, Grain grain, 
   }
   const bool same = first >= end || (items_min == items_max && items_max == *of_cta);
   const bool uniform = __syncthreads_and(same) != 0;
-  return {units, items, item_units, rows, uniform ? *of_cta : 0};
+  return {units, items, of_pair, rows, uniform ? *of_cta : 0};
 }
 
 // [first, end).
@@ -134,18 +134,32 @@ __device__ __forceinline__ Range ShareAt(Range all, int32_t share, int32_t index
           static_cast<int32_t>(min(first + share, static_cast<int64_t>(all.end)))};
 }
 
+// A pair and its items, counted in the launch. batch_invariant alone.
+struct ItemsOfPair {
+  int32_t row;
+  int32_t pair;  // of the row's
+  Range items;
+};
+
+__device__ __forceinline__ ItemsOfPair ItemsAround(const WorkMap& map, int32_t item) {
+  const int32_t row = RowOf(map.items, map.rows_count, item);
+  const int32_t count = map.pair_items[row];
+  const int32_t pair = FloorDiv(item - map.items[row], count);
+  const int32_t first = map.items[row] + pair * count;
+  return {row, pair, {first, first + count}};
+}
+
 // The first unit of an item.
 template <class T>
 __device__ __forceinline__ int32_t UnitOfItem(const DecodeArgs& args, const WorkMap& map,
                                               int32_t item) {
   if (!args.batch_invariant) return item;
   if (item >= map.items[map.rows_count]) return map.units[map.rows_count];
-  const int32_t row = RowOf(map.items, map.rows_count, item);
-  const int32_t units = WorkOf<T>(args.rows[row], args.group).units;
-  const int32_t pair_items = CeilDiv(units, map.item_units[row]);
-  const int32_t in_row = item - map.items[row];
-  const int32_t pair = FloorDiv(in_row, pair_items);
-  return map.units[row] + pair * units + (in_row - pair * pair_items) * map.item_units[row];
+  const ItemsOfPair of = ItemsAround(map, item);
+  const DecodeRow& row = args.rows[of.row];
+  const int32_t units = WorkOf<T>(row, args.group).units;
+  return map.units[of.row] + of.pair * units +
+         (item - of.items.first) * InvariantItemUnits(row, args.group, T::kGrain);
 }
 
 // Where a unit comes from; bytes 0 when nothing of it is needed.
