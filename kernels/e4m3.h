@@ -43,4 +43,11 @@ FP8KVD_HOST_DEVICE constexpr uint8_t E4m3Encode(float value) {
   return static_cast<uint8_t>(sign | (code < kE4m3Largest ? code : kE4m3Largest));
 }
 
+// Two codes in the upper bytes of two 16-bit halves, moved to where f16 has its exponent and
+// mantissa: each half is an f16 worth 2^-kE4m3InF16Exponent of its code, subnormals included.
+inline constexpr int32_t kE4m3InF16Exponent = 8;
+FP8KVD_HOST_DEVICE constexpr uint32_t E4m3PairInF16(uint32_t upper_bytes) {
+  return (upper_bytes & 0x80008000U) | ((upper_bytes >> 1) & 0x3F803F80U);
+}
+
 }  // namespace fp8kvd::kernels

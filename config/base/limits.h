@@ -54,11 +54,9 @@ inline constexpr int64_t kMessageBytesMax = int64_t{64} << 20;
 inline constexpr int64_t kAppendChunkBytesMax = int64_t{16} << 20;
 static_assert(kAppendChunkBytesMax < kMessageBytesMax, "a chunk and its fields fit one message");
 
-// Both precisions refuse |q|, |k| or |v| >= 2^28: the kernels scale Q and P by 2^100, and
-// 2^28 * 2^100 = 2^128 would overflow bf16 (largest finite value (2 - 2^-7) * 2^127).
+// Both precisions refuse |q|, |k| or |v| >= 2^28: so scores stay below 2^70, and nothing that a
+// kernel scales by powers of two leaves fp32.
 inline constexpr int kRangeExponent = 28;
-inline constexpr int kExponentTrick = 100;
-static_assert(kRangeExponent + kExponentTrick == 128, "the largest value allowed is below 2^28");
 
 // e4m3fn: largest finite value, 0x7E. A row's scale is amax / kE4m3Max.
 inline constexpr float kE4m3Max = 448.0F;

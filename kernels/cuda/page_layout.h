@@ -18,10 +18,8 @@
 //   (rows g and g + 8 of two M tiles) and the tokens 2t, 2t + 1, 2t + 8, 2t + 9.
 //
 // bf16. An element is a 16-bit half of a register; a chunk is two groups of 512 bytes.
-// fp8_kv. A 16-bit half carries two codes, mixed bit by bit so that each becomes a bf16 with few
-//   instructions (expand.cuh): code "a" has its sign in bit 15 and its seven other bits in 10..4,
-//   code "b" its sign in bit 11, its low four bits in 3..0 and the next three in 14..12. Either way
-//   the bf16 is worth the code times 2^-120.
+// fp8_kv. A word has four codes, a byte each: two neighbours of one register of the operand, then
+//   two of the next one, so that each half of the word becomes a register (expand.cuh).
 #pragma once
 
 #include <cstdint>
@@ -58,16 +56,10 @@ FP8KVD_HOST_DEVICE constexpr int32_t TileVScales(int32_t head_dim) {
   return TileKScales(head_dim) + kTileTokens * int32_t{4};
 }
 
-// A 16-bit half of a register in a tile: its byte offset, and which of its two codes is meant
-// (fp8_kv; false in bf16, where the half is the element).
-struct HalfWord {
-  int32_t byte;
-  bool is_b;
-};
-
-// Place of dimension `dim` of the tile's token `token` (0..15) in the tile's K.
+// Byte offset, in the tile's K, of dimension `dim` of its token `token` (0..15): of the code, or of
+// the bf16.
 template <Precision kPrecision>
-FP8KVD_HOST_DEVICE constexpr HalfWord KPlace(int32_t head_dim, int32_t token, int32_t dim) {
+FP8KVD_HOST_DEVICE constexpr int32_t KPlace(int32_t head_dim, int32_t token, int32_t dim) {
   const int32_t chunk = dim / kChunkDims;
   const bool whole = (chunk + 1) * kChunkDims <= head_dim;
   const int32_t dims_per_lane = whole ? 8 : 4;  // of one token
@@ -77,19 +69,17 @@ FP8KVD_HOST_DEVICE constexpr HalfWord KPlace(int32_t head_dim, int32_t token, in
   const int32_t i = in_chunk % dims_per_lane;              // 0..7 or 0..3
   const int32_t start = chunk * kChunkDims * kTileTokens;  // in elements
   if (kPrecision == Precision::kFp8Kv) {
-    // A lane's bytes: token g, then token g + 8; four codes a word: i 0 1 are its "a", 2 3 its "b".
-    const int32_t word = upper * (dims_per_lane / 4) + i / 4;
-    return {start + lane * 2 * dims_per_lane + 4 * word + 2 * (i % 2), (i % 4) >= 2};
+    return start + lane * 2 * dims_per_lane + upper * dims_per_lane + i;
   }
   // Whole chunk: 16 bytes a lane for token g, then a second group for token g + 8.
   // Half a chunk: 8 bytes for token g and 8 for token g + 8 in the same group.
   const int32_t place = whole ? upper * 512 + lane * 16 : lane * 16 + upper * 8;
-  return {2 * start + place + 2 * i, false};
+  return 2 * start + place + 2 * i;
 }
 
-// Place of dimension `dim` of the tile's token `token` in the tile's V, from the start of V.
+// The same in the tile's V, from the start of V.
 template <Precision kPrecision>
-FP8KVD_HOST_DEVICE constexpr HalfWord VPlace(int32_t head_dim, int32_t token, int32_t dim) {
+FP8KVD_HOST_DEVICE constexpr int32_t VPlace(int32_t head_dim, int32_t token, int32_t dim) {
   const int32_t chunk = dim / kChunkDims;
   const bool whole = (chunk + 1) * kChunkDims <= head_dim;
   const int32_t dims_per_lane = whole ? 4 : 2;
@@ -102,29 +92,10 @@ FP8KVD_HOST_DEVICE constexpr HalfWord VPlace(int32_t head_dim, int32_t token, in
   const int32_t start = chunk * kChunkDims * kTileTokens;
   if (kPrecision == Precision::kFp8Kv) {
     const int32_t word = m_tile * 2 + upper;
-    return {start + lane * 4 * dims_per_lane + 4 * word + 2 * half, row_upper == 1};
+    return start + lane * 4 * dims_per_lane + 4 * word + 2 * row_upper + half;
   }
   const int32_t word = upper * 2 + row_upper;  // a0 a1 a2 a3 of mma's A
-  return {2 * start + m_tile * 512 + lane * 16 + 4 * word + 2 * half, false};
+  return 2 * start + m_tile * 512 + lane * 16 + 4 * word + 2 * half;
 }
-
-// A code as the "a" or "b" part of a 16-bit half; the two parts share no bit.
-FP8KVD_HOST_DEVICE constexpr uint32_t PlaceCode(uint32_t code, bool is_b) {
-  const uint32_t sign = code & 0x80U;
-  const uint32_t rest = code & 0x7FU;
-  return is_b ? (sign << 4) | (rest & 15U) | ((rest >> 4) << 12) : (sign << 8) | (rest << 4);
-}
-inline constexpr uint32_t kHalfMaskA = 0x87F0U;
-inline constexpr uint32_t kHalfMaskB = 0x780FU;
-static_assert((kHalfMaskA ^ kHalfMaskB) == 0xFFFFU, "two codes fill a half");
-
-FP8KVD_HOST_DEVICE constexpr uint8_t CodeAt(uint32_t half, bool is_b) {
-  return static_cast<uint8_t>(is_b ? ((half >> 4) & 0x80U) | ((half >> 12 & 7U) << 4) | (half & 15U)
-                                   : ((half >> 8) & 0x80U) | ((half >> 4) & 0x7FU));
-}
-
-// The codes' bf16 are worth code * 2^-kCodeExponent; the query and P * v_scale are scaled up by
-// 2^kExponentTrick, and the rest goes into the factors of the scores and of the output.
-inline constexpr int32_t kCodeExponent = 120;
 
 }  // namespace fp8kvd::kernels::cuda

@@ -222,10 +222,12 @@ void AddData(std::vector<Case>& cases, const std::vector<int32_t>& head_dims) {
   constexpr Kind kKinds[] = {{"one_huge_many_tiny", Data::kOneHugeManyTiny},
                              {"zero_rows", Data::kZeroRows},
                              {"mixed_scales", Data::kMixedScales},
+                             {"climbing_values", Data::kClimbingValues},
                              {"subnormal_rows", Data::kSubnormalRows},
                              {"range_edge", Data::kRangeEdge},
                              {"queries_tiny", Data::kQueriesTiny},
                              {"queries_large", Data::kQueriesLarge},
+                             {"queries_wide", Data::kQueriesWide},
                              {"queries_at_edge", Data::kQueriesAtEdge},
                              {"all_at_edge", Data::kAllAtEdge}};
   for (const Precision precision : kPrecisions) {
@@ -272,6 +274,9 @@ void FillNoiseRow(Data data, bool is_key, int64_t row, int32_t head_dim, Random&
   float factor = 1.0F;
   if (data == Data::kMixedScales) factor = std::exp2(random.Uniform() * 12.0F - 6.0F);
   if (data == Data::kZeroRows && row % (is_key ? 3 : 4) == 0) factor = 0.0F;
+  if (data == Data::kClimbingValues && !is_key) {
+    factor = std::exp2(static_cast<float>(3 * (row / 128 % 16) - 24));  // of 8 heads
+  }
   if (data == Data::kNeedle && is_key) factor = 0.1F;
   for (int32_t i = 0; i < head_dim; ++i) x[i] = NormalBf16(random, factor);
 }
@@ -301,6 +306,8 @@ uint16_t QueryElement(Data data, Random& random) {
     case Data::kQueriesAtEdge:
     case Data::kAllAtEdge:
       return EdgeBf16(random);
+    case Data::kQueriesWide:
+      return NormalBf16(random, std::exp2(random.Uniform() * 26.0F - 24.0F));
     case Data::kQueriesTiny:
       return NormalBf16(random, 0x1p-60F);
     case Data::kQueriesLarge:

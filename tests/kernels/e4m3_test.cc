@@ -90,5 +90,27 @@ TEST(E4m3, AWideSweepOfNumbersAgreesWithASearchForTheNearestCode) {
   }
 }
 
+// An f16 of 5 exponent bits (bias 15) and 10 mantissa bits, finite.
+double F16ByDefinition(uint32_t bits) {
+  const auto exponent = static_cast<int>((bits >> 10) & 31);
+  const int mantissa = static_cast<int>(bits & 0x3FFU);
+  const double magnitude = exponent == 0 ? std::ldexp(mantissa / 1024.0, -14)
+                                         : std::ldexp(1.0 + mantissa / 1024.0, exponent - 15);
+  return (bits & 0x8000U) != 0 ? -magnitude : magnitude;
+}
+
+TEST(E4m3, MovedBitsAreAnF16OfEveryCode) {
+  for (uint32_t code = 0; code < 256; ++code) {
+    if (IsNanCode(static_cast<int>(code))) continue;
+    const double expected =
+        std::ldexp(ValueByDefinition(static_cast<int>(code)), -kE4m3InF16Exponent);
+    const uint32_t other = 0x5AU;  // neither half touches the other, nor does what is below a code
+    const uint32_t low = E4m3PairInF16(other << 24 | 0xFFU << 16 | code << 8 | 0xFFU);
+    const uint32_t high = E4m3PairInF16(code << 24 | 0xFFU << 16 | other << 8 | 0xFFU);
+    EXPECT_EQ(F16ByDefinition(low & 0xFFFFU), expected) << code;
+    EXPECT_EQ(F16ByDefinition(high >> 16), expected) << code;
+  }
+}
+
 }  // namespace
 }  // namespace fp8kvd::kernels

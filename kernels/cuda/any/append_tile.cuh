@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <cuda_fp8.h>
 
@@ -82,27 +83,17 @@ __device__ __forceinline__ void LoadTile(const AppendTarget& tile, int32_t lane,
   }
 }
 
-__device__ __forceinline__ uint32_t MaxOfPairs(uint32_t a, uint32_t b) {
-  const __nv_bfloat162 max = __hmax2(*reinterpret_cast<const __nv_bfloat162*>(&a),
-                                     *reinterpret_cast<const __nv_bfloat162*>(&b));
-  return *reinterpret_cast<const uint32_t*>(&max);
-}
 __device__ __forceinline__ uint32_t LowHalves(uint32_t a, uint32_t b) {
   return __byte_perm(a, b, 0x5410);
 }
 __device__ __forceinline__ uint32_t HighHalves(uint32_t a, uint32_t b) {
   return __byte_perm(a, b, 0x7632);
 }
-__device__ __forceinline__ float LowValue(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float HighValue(uint32_t pair) {
-  return __uint_as_float(pair & 0xFFFF0000U);
-}
 
 // The largest magnitudes of rows r and r + 1, over all lanes that hold a part of them.
 template <bool kIsKey, int32_t kHeadDim>
 __device__ __forceinline__ uint32_t LargestOfTwoRows(const TilePart<kIsKey, kHeadDim>& part,
                                                      int32_t r) {
-  constexpr uint32_t kNoSigns = 0x7FFF7FFFU;
   uint32_t largest[2] = {0U, 0U};
 #pragma unroll
   for (int32_t w = 0; w < TilePart<kIsKey, kHeadDim>::kWords; ++w) {
@@ -150,8 +141,8 @@ __device__ __forceinline__ RowScale ScaleOf(float amax, uint32_t (&words)[kWords
   return RowScaleFrom(scale, ReciprocalBelow(scale));
 }
 
-// Codes of `high` and `low`, as the upper and the lower byte of 16 bits.
-__device__ __forceinline__ uint32_t EncodePair(float high, float low) {
+// Codes of `low` and `high`, as the lower and the upper byte of 16 bits.
+__device__ __forceinline__ uint32_t EncodePair(float low, float high) {
 #if __CUDA_ARCH__ >= 890
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0,%1,%2;" : "=h"(pair) : "f"(high), "f"(low));
@@ -159,17 +150,6 @@ __device__ __forceinline__ uint32_t EncodePair(float high, float low) {
 #else
   return static_cast<uint32_t>(E4m3Encode(high)) << 8 | E4m3Encode(low);
 #endif
-}
-
-// Four codes where they belong in a word, given as bytes: "b" and "a" of the lower half, then of
-// the upper one (page_layout.h, PlaceCode).
-__device__ __forceinline__ uint32_t PlaceFour(uint32_t bytes) {
-  const auto pick = [](uint32_t mask, uint32_t yes, uint32_t no) {
-    return (yes & mask) | (no & ~mask);
-  };
-  const uint32_t a = pick(0x800F800FU, bytes, bytes >> 4);
-  const uint32_t b = pick(0x08000800U, bytes << 4, bytes << 8);
-  return pick(0x78007800U, b, a);
 }
 
 // The code words of a chunk (kWords 4, or 2 of half a chunk) in their order.
@@ -182,9 +162,9 @@ __device__ __forceinline__ void CodesOf(const TilePart<true, kHeadDim>& part,
     const int32_t r = i / (kCount / 2);
     const uint32_t* x = part.words[r] + 4 * chunk + i % (kCount / 2) * 2;
     const auto q = [&](float value) { return Quotient(value, scales[r]); };
-    const uint32_t lower = EncodePair(q(LowValue(x[0])), q(LowValue(x[1])));
-    const uint32_t upper = EncodePair(q(HighValue(x[0])), q(HighValue(x[1])));
-    out[i] = PlaceFour(lower | upper << 16);
+    const uint32_t first = EncodePair(q(LowValue(x[0])), q(HighValue(x[0])));
+    const uint32_t last = EncodePair(q(LowValue(x[1])), q(HighValue(x[1])));
+    out[i] = first | last << 16;
   }
 }
 template <int32_t kHeadDim, int32_t kCount>
@@ -195,15 +175,13 @@ __device__ __forceinline__ void CodesOf(const TilePart<false, kHeadDim>& part,
   for (int32_t i = 0; i < kCount; ++i) {
     const int32_t upper_tokens = 2 * (i % 2);
     const int32_t m_tile = i / 2;
-    uint32_t bytes = 0;
-#pragma unroll
-    for (int32_t half = 0; half < 2; ++half) {
-      const RowScale& scale = scales[upper_tokens + half];
-      const uint32_t x = part.words[upper_tokens + half][2 * chunk + m_tile];
-      bytes |= EncodePair(Quotient(LowValue(x), scale), Quotient(HighValue(x), scale))
-               << (16 * half);
-    }
-    out[i] = PlaceFour(bytes);
+    const RowScale& even = scales[upper_tokens];
+    const RowScale& odd = scales[upper_tokens + 1];
+    const uint32_t x = part.words[upper_tokens][2 * chunk + m_tile];
+    const uint32_t y = part.words[upper_tokens + 1][2 * chunk + m_tile];
+    const uint32_t first = EncodePair(Quotient(LowValue(x), even), Quotient(LowValue(y), odd));
+    const uint32_t last = EncodePair(Quotient(HighValue(x), even), Quotient(HighValue(y), odd));
+    out[i] = first | last << 16;
   }
 }
 
@@ -230,8 +208,8 @@ __device__ __forceinline__ void Bf16Of(const TilePart<false, kHeadDim>& part, in
 }
 
 // Writes a lane's words at once, or of each only what belongs to tokens of the tile. row_of(i): the
-// row of word i (of V: of its lower half; its upper half is the next row's).
-template <bool kIsKey, int32_t kHeadDim, int32_t kCount, class RowOf>
+// row of word i (of V: of its even elements; its odd ones are the next row's).
+template <Precision kPrecision, bool kIsKey, int32_t kHeadDim, int32_t kCount, class RowOf>
 __device__ __forceinline__ void StoreTileWords(const AppendTarget& tile, int32_t lane, uint8_t* to,
                                                const uint32_t (&words)[kCount],
                                                const RowOf& row_of) {
@@ -251,9 +229,14 @@ __device__ __forceinline__ void StoreTileWords(const AppendTarget& tile, int32_t
     if constexpr (kIsKey) {
       if (tile.Has(P::Token(row, lane))) *reinterpret_cast<uint32_t*>(at) = words[i];
     } else {
-      auto* halves = reinterpret_cast<uint16_t*>(at);
-      if (tile.Has(P::Token(row, lane))) halves[0] = static_cast<uint16_t>(words[i]);
-      if (tile.Has(P::Token(row + 1, lane))) halves[1] = static_cast<uint16_t>(words[i] >> 16);
+      using Element = std::conditional_t<kPrecision == Precision::kFp8Kv, uint8_t, uint16_t>;
+      constexpr int32_t kElements = 4 / sizeof(Element);
+      auto* elements = reinterpret_cast<Element*>(at);
+#pragma unroll
+      for (int32_t e = 0; e < kElements; ++e) {
+        if (!tile.Has(P::Token(row + e % 2, lane))) continue;
+        elements[e] = static_cast<Element>(words[i] >> (e * 32 / kElements));
+      }
     }
   }
 }
@@ -289,12 +272,14 @@ __device__ __forceinline__ void StoreCodes(const AppendTarget& tile, int32_t lan
   uint8_t* to = tile.to + (kIsKey ? 0 : kOperandBytes);
 #pragma unroll
   for (int32_t c = 0; c < P::kChunks; ++c) {
-    StoreTileWords<kIsKey, kHeadDim>(tile, lane, to + c * 512 + lane * 16, codes[c],
-                                     [](int32_t i) { return kIsKey ? i / 2 : 2 * (i % 2); });
+    StoreTileWords<Precision::kFp8Kv, kIsKey, kHeadDim>(
+        tile, lane, to + c * 512 + lane * 16, codes[c],
+        [](int32_t i) { return kIsKey ? i / 2 : 2 * (i % 2); });
   }
   if constexpr (P::kHalfChunk) {
-    StoreTileWords<kIsKey, kHeadDim>(tile, lane, to + P::kChunks * 512 + lane * 8, half_chunk,
-                                     [](int32_t i) { return kIsKey ? i : 2 * i; });
+    StoreTileWords<Precision::kFp8Kv, kIsKey, kHeadDim>(
+        tile, lane, to + P::kChunks * 512 + lane * 8, half_chunk,
+        [](int32_t i) { return kIsKey ? i : 2 * i; });
   }
 }
 
@@ -310,15 +295,17 @@ __device__ __forceinline__ void StoreBf16(const AppendTarget& tile, int32_t lane
     for (int32_t group = 0; group < 2; ++group) {
       uint32_t out[4];
       Bf16Of(part, c, group, out);
-      StoreTileWords<kIsKey, kHeadDim>(tile, lane, to + c * 1024 + group * 512, out,
-                                       [=](int32_t i) { return kIsKey ? group : 2 * (i / 2); });
+      StoreTileWords<Precision::kBf16, kIsKey, kHeadDim>(
+          tile, lane, to + c * 1024 + group * 512, out,
+          [=](int32_t i) { return kIsKey ? group : 2 * (i / 2); });
     }
   }
   if constexpr (P::kHalfChunk) {
     uint32_t out[4];
     Bf16Of(part, P::kChunks, 0, out);
-    StoreTileWords<kIsKey, kHeadDim>(tile, lane, to + P::kChunks * 1024, out,
-                                     [](int32_t i) { return kIsKey ? i / 2 : 2 * (i / 2); });
+    StoreTileWords<Precision::kBf16, kIsKey, kHeadDim>(
+        tile, lane, to + P::kChunks * 1024, out,
+        [](int32_t i) { return kIsKey ? i / 2 : 2 * (i / 2); });
   }
 }
 

@@ -37,7 +37,7 @@ struct TokenPart {
   __device__ __forceinline__ uint32_t Largest() const {
     uint32_t largest = 0U;
 #pragma unroll
-    for (const uint32_t word : words) largest = MaxOfPairs(largest, word & 0x7FFF7FFFU);
+    for (const uint32_t word : words) largest = MaxOfPairs(largest, word & kNoSigns);
     return largest;
   }
 };
@@ -73,12 +73,10 @@ class EncodedToken<Precision::kFp8Kv, kHeadDim> {
       const uint32_t k1 = k_part.words[2 * r + 1];
       const uint32_t v0 = v_part.words[2 * r];
       const uint32_t v1 = v_part.words[2 * r + 1];
-      const uint32_t k_lower = EncodePair(k_of(LowValue(k0)), k_of(LowValue(k1)));
-      const uint32_t k_upper = EncodePair(k_of(HighValue(k0)), k_of(HighValue(k1)));
-      k_codes_[r] = PlaceFour(k_lower | k_upper << 16);
-      const uint32_t v_lower = EncodePair(v_of(LowValue(v0)), v_of(HighValue(v0)));
-      const uint32_t v_upper = EncodePair(v_of(LowValue(v1)), v_of(HighValue(v1)));
-      v_codes_[r] = PlaceFour(v_lower | v_upper << 16);
+      k_codes_[r] = EncodePair(k_of(LowValue(k0)), k_of(HighValue(k0))) |
+                    EncodePair(k_of(LowValue(k1)), k_of(HighValue(k1))) << 16;
+      v_codes_[r] = EncodePair(v_of(LowValue(v0)), v_of(HighValue(v0))) |
+                    EncodePair(v_of(LowValue(v1)), v_of(HighValue(v1))) << 16;
     }
   }
 
@@ -89,13 +87,13 @@ class EncodedToken<Precision::kFp8Kv, kHeadDim> {
       const int32_t dim = P::Dim(r, lane);
       if (dim >= kHeadDim) break;
       uint8_t* v = tile + TileOperandBytes(Precision::kFp8Kv, kHeadDim);
-      const auto v_at = [&](int32_t d) {
-        return reinterpret_cast<uint16_t*>(v + VPlace<Precision::kFp8Kv>(kHeadDim, token, d).byte);
-      };
-      *reinterpret_cast<uint32_t*>(tile + KPlace<Precision::kFp8Kv>(kHeadDim, token, dim).byte) =
+      *reinterpret_cast<uint32_t*>(tile + KPlace<Precision::kFp8Kv>(kHeadDim, token, dim)) =
           k_codes_[r];
-      *v_at(dim) = static_cast<uint16_t>(v_codes_[r]);
-      *v_at(dim + 2) = static_cast<uint16_t>(v_codes_[r] >> 16);
+#pragma unroll
+      for (int32_t i = 0; i < P::kLaneDims; ++i) {
+        v[VPlace<Precision::kFp8Kv>(kHeadDim, token, dim + i)] =
+            static_cast<uint8_t>(v_codes_[r] >> (8 * i));
+      }
     }
     if (lane == 0) {
       *reinterpret_cast<float*>(tile + TileKScales(kHeadDim) + 4 * token) = k_scale_;
@@ -123,13 +121,12 @@ class EncodedToken<Precision::kBf16, kHeadDim> {
     for (int32_t r = 0; r < P::kRounds; ++r) {
       const int32_t dim = P::Dim(r, lane);
       if (dim >= kHeadDim) break;
-      *reinterpret_cast<uint2*>(tile + KPlace<Precision::kBf16>(kHeadDim, token, dim).byte) = {
+      *reinterpret_cast<uint2*>(tile + KPlace<Precision::kBf16>(kHeadDim, token, dim)) = {
           k_.words[2 * r], k_.words[2 * r + 1]};
       uint8_t* v = tile + TileOperandBytes(Precision::kBf16, kHeadDim);
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) {
-        const HalfWord place = VPlace<Precision::kBf16>(kHeadDim, token, dim + i);
-        *reinterpret_cast<uint16_t*>(v + place.byte) =
+        *reinterpret_cast<uint16_t*>(v + VPlace<Precision::kBf16>(kHeadDim, token, dim + i)) =
             static_cast<uint16_t>(v_.words[2 * r + i / 2] >> (16 * (i % 2)));
       }
     }

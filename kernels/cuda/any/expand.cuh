@@ -1,24 +1,38 @@
-// kernels/cuda/any/expand.cuh: a word of four codes as page_layout.h mixes them, made into two
-// registers of two bf16 each, worth the codes times 2^-kCodeExponent. e4m3 has 4 exponent and 3
-// mantissa bits; put where bf16 has its 4 lower exponent and 3 upper mantissa bits, they are the
-// same number with another bias (127 - 7 = 120), subnormals included. No conversion instruction is
-// fast enough to keep up with the memory.
+// kernels/cuda/any/expand.cuh: a word of four codes as page_layout.h orders them, made into two
+// registers of two f16 each, worth the codes: e4m3 is a subset of f16.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cuda/page_layout.h"
+#include <cuda_fp16.h>
+
+#include "kernels/e4m3.h"
 
 namespace fp8kvd::kernels::cuda {
 
-__device__ __forceinline__ uint32_t ExpandA(uint32_t word) {
-  return word & (kHalfMaskA * 0x10001U);
-}
+// The word's first two codes, and its last two.
+struct Expanded {
+  uint32_t first;
+  uint32_t last;
+};
 
-__device__ __forceinline__ uint32_t ExpandB(uint32_t word) {
-  constexpr uint32_t kSignAndLow = 0x80F080F0U;  // from bits 11 and 3..0
-  constexpr uint32_t kHigh = 0x07000700U;        // from bits 14..12
-  return ((word << 4) & kSignAndLow) | ((word >> 4) & kHigh);
+__device__ __forceinline__ Expanded Expand(uint32_t word) {
+#if __CUDA_ARCH__ >= 890
+  Expanded x;
+  asm("{.reg .b16 first, last; mov.b32 {first, last}, %2; cvt.rn.f16x2.e4m3x2 %0, first; "
+      "cvt.rn.f16x2.e4m3x2 %1, last;}"
+      : "=r"(x.first), "=r"(x.last)
+      : "r"(word));
+  return x;
+#else
+  const auto expand = [](uint32_t upper_bytes) {
+    const uint32_t moved = E4m3PairInF16(upper_bytes);
+    const __half2 codes = __hmul2(*reinterpret_cast<const __half2*>(&moved),
+                                  __float2half2_rn(1 << kE4m3InF16Exponent));
+    return *reinterpret_cast<const uint32_t*>(&codes);
+  };
+  return {expand(__byte_perm(word, 0, 0x1404)), expand(__byte_perm(word, 0, 0x3424))};
+#endif
 }
 
 }  // namespace fp8kvd::kernels::cuda

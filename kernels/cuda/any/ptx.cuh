@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "kernels/cuda/any/warp.h"
 
@@ -14,12 +15,21 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// c += a b with a [16, 16] row-major, b [16, 8] column-major, both bf16, in the fragments of
-// mma.m16n8k16: lane 4 g + t holds a's rows g and g + 8, b's column g, c's columns 2t and 2t + 1.
-__device__ __forceinline__ void Mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                    uint32_t a3, uint32_t b0, uint32_t b1) {
+// c += a b with a [16, 16] row-major, b [16, 8] column-major, both bf16 or both f16, in the
+// fragments of mma.m16n8k16: lane 4 g + t holds a's rows g and g + 8, b's column g, c's columns 2t
+// and 2t + 1.
+__device__ __forceinline__ void MmaBf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                        uint32_t a3, uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void MmaF16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                       uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -39,14 +49,6 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
-// log2 of x's mantissa, in [0, 1); 0 for 0.
-__device__ __forceinline__ float Log2OfMantissa(float x) {
-  const uint32_t mantissa = __float_as_uint(x) & 0x007FFFFFU;
-  float y;
-  asm("lg2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(__uint_as_float(mantissa | 0x3F800000U)));
-  return y;
-}
-
 // 1 / x to one or two units in the last place; 0 for infinity.
 __device__ __forceinline__ float Reciprocal(float x) {
   float y;
@@ -58,6 +60,27 @@ __device__ __forceinline__ uint32_t PackBf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
+__device__ __forceinline__ uint32_t PackF16(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Of two bf16 in a register.
+__device__ __forceinline__ uint32_t MaxOfMagnitudes(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 max = __hmax2(__habs2(*reinterpret_cast<const __nv_bfloat162*>(&a)),
+                                     __habs2(*reinterpret_cast<const __nv_bfloat162*>(&b)));
+  return *reinterpret_cast<const uint32_t*>(&max);
+}
+__device__ __forceinline__ uint32_t MaxOfPairs(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 max = __hmax2(*reinterpret_cast<const __nv_bfloat162*>(&a),
+                                     *reinterpret_cast<const __nv_bfloat162*>(&b));
+  return *reinterpret_cast<const uint32_t*>(&max);
+}
+__device__ __forceinline__ float LowValue(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float HighValue(uint32_t pair) {
+  return __uint_as_float(pair & 0xFFFF0000U);
+}
+inline constexpr uint32_t kNoSigns = 0x7FFF7FFFU;
 
 // Copies kBytes (8 or 16) from global to shared memory while the thread goes on.
 template <int32_t kBytes>

@@ -34,12 +34,14 @@ struct BlockView {
   // The code or the bf16 of one element.
   uint32_t Element(bool is_key, int32_t token, int32_t dim) const {
     const int32_t t = token % kTileTokens;
-    const HalfWord place =
+    const int32_t place =
         is_key ? KPlace<kPrecision>(head_dim, t, dim) : VPlace<kPrecision>(head_dim, t, dim);
     const int32_t start = is_key ? 0 : TileOperandBytes(kPrecision, head_dim);
-    uint16_t half = 0;
-    std::memcpy(&half, Tile(token) + start + place.byte, sizeof(half));
-    return kPrecision == Precision::kFp8Kv ? CodeAt(half, place.is_b) : half;
+    const uint8_t* element = Tile(token) + start + place;
+    if (kPrecision == Precision::kFp8Kv) return *element;
+    uint16_t bits = 0;
+    std::memcpy(&bits, element, sizeof(bits));
+    return bits;
   }
   float Scale(bool is_key, int32_t token) const {
     float scale = 0.0F;

@@ -26,14 +26,14 @@ namespace {
 
 template <Precision kPrecision>
 std::set<int32_t> PlacesOfTile(int32_t head_dim) {
-  std::set<int32_t> places;  // byte * 2 + is_b
+  std::set<int32_t> places;  // bytes
   for (const bool is_key : {true, false}) {
     const int32_t start = is_key ? 0 : TileOperandBytes(kPrecision, head_dim);
     for (int32_t token = 0; token < kTileTokens; ++token) {
       for (int32_t dim = 0; dim < head_dim; ++dim) {
-        const HalfWord place = is_key ? KPlace<kPrecision>(head_dim, token, dim)
-                                      : VPlace<kPrecision>(head_dim, token, dim);
-        places.insert((start + place.byte) * 2 + (place.is_b ? 1 : 0));
+        const int32_t place = is_key ? KPlace<kPrecision>(head_dim, token, dim)
+                                     : VPlace<kPrecision>(head_dim, token, dim);
+        places.insert(start + place);
       }
     }
   }
@@ -47,16 +47,9 @@ TEST(PageLayout, EachElementOfATileHasAPlaceOfItsOwn) {
          {PlacesOfTile<Precision::kFp8Kv>(head_dim), PlacesOfTile<Precision::kBf16>(head_dim)}) {
       EXPECT_EQ(places.size(), elements) << "d" << head_dim;
     }
-    EXPECT_LT(*PlacesOfTile<Precision::kFp8Kv>(head_dim).rbegin() / 2, TileKScales(head_dim));
-    EXPECT_LT(*PlacesOfTile<Precision::kBf16>(head_dim).rbegin() / 2,
+    EXPECT_LT(*PlacesOfTile<Precision::kFp8Kv>(head_dim).rbegin(), TileKScales(head_dim));
+    EXPECT_LT(*PlacesOfTile<Precision::kBf16>(head_dim).rbegin(),
               TileBytes(Precision::kBf16, head_dim));
-  }
-}
-
-TEST(PageLayout, ACodeComesBackOutOfEitherHalf) {
-  for (uint32_t code = 0; code < 256; ++code) {
-    EXPECT_EQ(CodeAt(PlaceCode(code, false) | PlaceCode(0x5A, true), false), code);
-    EXPECT_EQ(CodeAt(PlaceCode(0xA5, false) | PlaceCode(code, true), true), code);
   }
 }
 

@@ -145,7 +145,8 @@ class Worker {
     Accumulator<T> acc;
     acc.Clear();
     const int32_t token = (pair.first_unit + begin - pair.units.first) * T::kUnitTokens;
-    const Attention<T> attention = {row, args_.group_inverse, pair.column_first};
+    Attention<T> attention = {row, args_.group_inverse, pair.column_first};
+    attention.CountQuery(q);
     AttendUnits<T, Ring>(pipeline, attention, {token, T::kUnitTokens, end - begin}, lane, q, acc,
                          let_next_at_);
     Close<T>(acc);

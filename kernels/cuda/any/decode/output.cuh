@@ -23,21 +23,14 @@ __device__ __forceinline__ ColumnPlace PlaceOf(const DecodeRow& row, const Pair&
   return {query * row.kv_heads * args.group + q_head, q_head};
 }
 
-// P and the codes' bf16 are worth 2^(kExponentTrick - kCodeExponent) of what they stand for.
-template <Precision kPrecision>
-inline constexpr float kBackFactor = kPrecision == Precision::kFp8Kv
-                                         ? PowerOfTwo(kCodeExponent - kExponentTrick)
-                                         : 1.0F;
-
 // What the raw sums are multiplied by, and the natural log of the denominator.
 struct Finish {
   float factor;
   float lse;
 };
 
-// back: what a sum of codes' bf16 is short of (kBackFactor).
 __device__ __forceinline__ Finish FinishColumn(const DecodeRow& row, int32_t q_head, float max,
-                                               float sum, float back) {
+                                               float sum) {
   float total_max = max;
   float weight = 1.0F;
   float total = sum;
@@ -50,7 +43,7 @@ __device__ __forceinline__ Finish FinishColumn(const DecodeRow& row, int32_t q_h
     total = sum * weight + Exp2(sink - total_max);
   }
   if (!(total > 0.0F)) return {total * 0.0F, total == total ? -INFINITY : total};
-  return {__fdividef(weight, total) * back, fmaxf((total_max + __log2f(total)) * kLn2, lse_min)};
+  return {__fdividef(weight, total), fmaxf((total_max + __log2f(total)) * kLn2, lse_min)};
 }
 
 template <int32_t kCount>
@@ -74,11 +67,19 @@ __device__ __forceinline__ void StoreOut(const DecodeRow& row, OutType type, int
   }
 }
 
-// Adds up the lanes' shares of the denominators.
+// Adds up the lanes' shares of the denominators, and takes back v_up.
 template <class T>
 __device__ __forceinline__ void Close(Accumulator<T>& acc) {
+  const float v_down = acc.VDown();
 #pragma unroll
   for (int32_t n = 0; n < T::kNTiles; ++n) {
+    if constexpr (T::kFp8) {
+#pragma unroll
+      for (int32_t d = 0; d < T::kDimTiles; ++d) {
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) acc.o[n][d][i] *= v_down;
+      }
+    }
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
 #pragma unroll
@@ -119,8 +120,7 @@ __device__ __forceinline__ void WriteWhole(const DecodeArgs& args, const DecodeR
       const int32_t column = 8 * n + 2 * (lane % 4) + i;
       if (column >= pair.columns) continue;
       const ColumnPlace place = PlaceOf(row, pair, args, column);
-      const Finish finish = FinishColumn(row, place.q_head, acc.origin[n][i], acc.sum[n][i],
-                                         kBackFactor<T::kPrecision>);
+      const Finish finish = FinishColumn(row, place.q_head, acc.origin[n][i], acc.sum[n][i]);
       ForDims<T>(acc, n, i, g, [&](int32_t dim, const auto& x) {
         constexpr int32_t kCount = sizeof(x) / sizeof(float);
         float y[kCount];
@@ -261,8 +261,7 @@ __device__ __forceinline__ void WriteMerged(const DecodeArgs& args, const Decode
                                             const Pair& pair, const Merged& merged, int32_t column,
                                             int32_t dim) {
   const ColumnPlace place = PlaceOf(row, pair, args, column);
-  const Finish finish =
-      FinishColumn(row, place.q_head, merged.max, merged.sum, kBackFactor<T::kPrecision>);
+  const Finish finish = FinishColumn(row, place.q_head, merged.max, merged.sum);
   const float x[4] = {merged.o.x * finish.factor, merged.o.y * finish.factor,
                       merged.o.z * finish.factor, merged.o.w * finish.factor};
   StoreOut(row, args.out_type, place.index * T::kHeadDim + dim, x);

@@ -9,11 +9,80 @@
 
 namespace fp8kvd::kernels::cuda {
 
-// Two bf16 times 2^kExponentTrick, exact: the host refuses what would overflow.
-__device__ __forceinline__ uint32_t ScaleUp(uint32_t pair) {
-  const __nv_bfloat162 factor = __float2bfloat162_rn(PowerOfTwo(kExponentTrick));
-  const __nv_bfloat162 scaled = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair), factor);
-  return *reinterpret_cast<const uint32_t*>(&scaled);
+// Makes a query's bf16 f16, in fp8_kv. Where each lane's largest value is 2^-6 to 2^15, or 0, as
+// nearly always, they stay as they are, but for 2^-25; others are scaled by powers of two
+// first, so that the largest is 2^15 to 2^16, and Query::down says by which.
+template <class T>
+class QueryInF16 {
+ public:
+  __device__ __forceinline__ static void Make(Query<T>& q) {
+    uint4 x[T::kNTiles][kChunks];
+    uint4 largest{};
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+      for (int32_t c = 0; c < kChunks; ++c) {
+        x[n][c] = q.Get(n, c);
+        largest = {MaxOfMagnitudes(largest.x, x[n][c].x), MaxOfMagnitudes(largest.y, x[n][c].y),
+                   MaxOfMagnitudes(largest.z, x[n][c].z), MaxOfMagnitudes(largest.w, x[n][c].w)};
+      }
+    }
+    const uint32_t pair =
+        MaxOfPairs(MaxOfPairs(largest.x, largest.y), MaxOfPairs(largest.z, largest.w));
+    const uint32_t of_lane = max(pair & 0xFFFFU, pair >> 16);
+    if (__any_sync(kAllLanes, IsMisfit(of_lane))) q.down = Scale(of_lane, x);
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+      for (int32_t c = 0; c < kChunks; ++c) {
+        const uint4 y = x[n][c];
+        q.Set(n, c, {ToF16(y.x), ToF16(y.y), ToF16(y.z), ToF16(y.w)});
+      }
+    }
+  }
+
+ private:
+  static constexpr int32_t kChunks = (T::kDimTiles + 1) / 2;
+  static constexpr int32_t kBias = 127;
+  static constexpr int32_t kLargest = 15;
+
+  // largest: a magnitude as bf16.
+  __device__ __forceinline__ static bool IsMisfit(uint32_t largest) {
+    constexpr uint32_t kFrom = (kBias - 6) << 7;
+    constexpr uint32_t kTo = (kBias + kLargest) << 7;
+    return largest != 0U && largest - kFrom >= kTo - kFrom;
+  }
+
+  // Scales the query, and returns what takes it back.
+  __device__ __forceinline__ static float Scale(uint32_t largest_of_lane,
+                                                uint4 (&x)[T::kNTiles][kChunks]) {
+    const uint32_t largest = __reduce_max_sync(kAllLanes, largest_of_lane);
+    const int32_t exponent = max(static_cast<int32_t>(largest >> 7) - kBias, kLargest - kBias + 1);
+    const __nv_bfloat162 up = __float2bfloat162_rn(PowerOfTwo(kLargest - exponent));
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+      for (int32_t c = 0; c < kChunks; ++c) {
+        uint4& y = x[n][c];
+        y = {Times(y.x, up), Times(y.y, up), Times(y.z, up), Times(y.w, up)};
+      }
+    }
+    return PowerOfTwo(exponent - kLargest);
+  }
+
+  __device__ __forceinline__ static uint32_t Times(uint32_t pair, __nv_bfloat162 factor) {
+    const __nv_bfloat162 scaled = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair), factor);
+    return *reinterpret_cast<const uint32_t*>(&scaled);
+  }
+  __device__ __forceinline__ static uint32_t ToF16(uint32_t pair) {
+    return PackF16(LowValue(pair), HighValue(pair));
+  }
+};
+
+// Makes a query of bf16 what the cache's elements are multiplied with.
+template <class T>
+__device__ __forceinline__ void MakeOperand(Query<T>& q) {
+  if constexpr (T::kFp8) QueryInF16<T>::Make(q);
 }
 
 // Where a pair's query waits in shared memory, until its turn comes or for good
@@ -56,11 +125,10 @@ class QueryStage {
     for (int32_t n = 0; n < T::kNTiles; ++n) {
 #pragma unroll
       for (int32_t c = 0; c < kChunks; ++c) {
-        uint4 x = *At(n, c, lane);
-        if constexpr (T::kFp8) x = {ScaleUp(x.x), ScaleUp(x.y), ScaleUp(x.z), ScaleUp(x.w)};
-        q.Set(n, c, x);
+        if constexpr (!T::kQueryInShared) q.Set(n, c, *At(n, c, lane));
       }
     }
+    MakeOperand<T>(q);
   }
 
  private:
@@ -88,7 +156,7 @@ class QueryPlace {
     }
   }
 
-  // Without ScaleQuery, which waits for what is loaded here.
+  // Without MakeOperand, which waits for what is loaded here.
   __device__ __forceinline__ void Load(int32_t lane, Query<T>& q) const {
 #pragma unroll
     for (int32_t n = 0; n < T::kNTiles; ++n) {
@@ -113,26 +181,10 @@ class QueryPlace {
   const uint16_t* from_[T::kNTiles];
 };
 
-// What Take does and Load leaves undone.
-template <class T>
-__device__ __forceinline__ void ScaleQuery(Query<T>& q) {
-  if constexpr (T::kFp8) {
-#pragma unroll
-    for (int32_t n = 0; n < T::kNTiles; ++n) {
-#pragma unroll
-      for (int32_t c = 0; c < (T::kDimTiles + 1) / 2; ++c) {
-        const uint4 x = q.Get(n, c);
-        q.Set(n, c, {ScaleUp(x.x), ScaleUp(x.y), ScaleUp(x.z), ScaleUp(x.w)});
-      }
-    }
-  }
-}
-
 template <class T>
 __device__ __forceinline__ ScoreTerms TermsOf(const DecodeRow& row) {
   ScoreTerms terms;
   terms.factor = row.sm_scale * kLog2E;
-  if constexpr (T::kFp8) terms.factor *= PowerOfTwo(kCodeExponent - kExponentTrick);
   terms.cap = row.softcap * kLog2E;
   terms.two_over_cap = row.softcap != 0.0F ? 2.0F / row.softcap : 0.0F;
   return terms;
@@ -144,8 +196,13 @@ struct Attention {
   const DecodeRow& row;
   int32_t group_inverse;
   int32_t column_first;
-  const ScoreTerms terms = TermsOf<T>(row);
+  ScoreTerms terms = TermsOf<T>(row);
   const int2 seen_by_all = SeenByAll(row);
+
+  // Before scores are counted.
+  __device__ __forceinline__ void CountQuery(const Query<T>& q) {
+    if constexpr (T::kFp8) terms.factor *= q.down;
+  }
 
   __device__ __forceinline__ bool IsEdge(int32_t token) const {
     return token < seen_by_all.x || token + T::kUnitTokens > seen_by_all.y;
@@ -185,7 +242,7 @@ __device__ __forceinline__ void AttendOneByOne(Pipeline& pipeline, const Attenti
       attention.Score(tiles, token + m * kTileTokens, is_edge, lane, acc);
       tiles.End(lane, acc);
     }
-    if (!T::kFp8 && is_edge) Ring::OrderStoresBeforeCopies();  // ClearUnseenV stored
+    if (is_edge && pipeline.Left() > 0) Ring::OrderStoresBeforeCopies();  // ClearUnseenV stored
     pipeline.Release();
     if (pipeline.Left() <= let_next_at) LetNextLaunchStart();
   }
@@ -201,16 +258,19 @@ __device__ __forceinline__ void AttendFrom(const FirstKeys<T>& keys, uint8_t* un
   static_assert(T::kFp8 && T::kUnitTiles == T::kTilesAtOnce);
   Tiles<T> tiles;
   int32_t token = stretch.token;
+  bool is_edge = attention.IsEdge(token);
   tiles.Begin(unit, keys, lane, q);
-  attention.template Score<true>(tiles, token, attention.IsEdge(token), lane, acc);
+  attention.template Score<true>(tiles, token, is_edge, lane, acc);
   tiles.End(lane, acc);
   for (int32_t i = 1;; ++i) {
+    if (is_edge && pipeline.Left() > 0) Ring::OrderStoresBeforeCopies();
     pipeline.Release();
     if (pipeline.Left() <= let_next_at) LetNextLaunchStart();
     if (i == stretch.units) return;
     token += stretch.stride;
+    is_edge = attention.IsEdge(token);
     tiles.Begin(pipeline.Wait(), lane, q);
-    attention.Score(tiles, token, attention.IsEdge(token), lane, acc);
+    attention.Score(tiles, token, is_edge, lane, acc);
     tiles.End(lane, acc);
   }
 }
@@ -240,7 +300,7 @@ __device__ __forceinline__ void AttendInTurns(Pipeline& pipeline, const Attentio
     } else {
       tiles.End(lane, acc);
     }
-    if (!T::kFp8 && is_edge) Ring::OrderStoresBeforeCopies();
+    if (is_edge && pipeline.Left() > 0) Ring::OrderStoresBeforeCopies();
     pipeline.Release();
     if (pipeline.Left() <= let_next_at) LetNextLaunchStart();
     if (is_last) return;

@@ -13,9 +13,11 @@ namespace fp8kvd::kernels::cuda {
 // range that the host allows are below 2^70.
 inline constexpr float kEmptyMax = -1e30F;
 
-// Fragments of mma's B: of N tile n and chunk c the two k-steps' registers.
+// Fragments of mma's B: of N tile n and chunk c the two k-steps' registers, in fp8_kv f16 and the
+// query times 1 / down (MakeOperand).
 template <class T, bool kShared = T::kQueryInShared>
 struct Query {
+  float down = 1.0F;
   uint4 b[T::kNTiles][(T::kDimTiles + 1) / 2];
 
   __device__ __forceinline__ explicit Query(uint4*) {}
@@ -26,6 +28,7 @@ struct Query {
 // The same in shared memory, each lane its own: `lanes` is [kNTiles][chunks][32].
 template <class T>
 struct Query<T, true> {
+  float down = 1.0F;
   uint4* lanes;
 
   __device__ __forceinline__ explicit Query(uint4* shared)
@@ -38,15 +41,23 @@ struct Query<T, true> {
 };
 
 // Of the columns 2t and 2t + 1 of each N tile: the output's raw sums, this lane's share of the
-// denominator, and the origin: weights are 2^(score - origin), scores in units of log2. It is the
-// running maximum, in fp8_kv up to 1 above it (OriginsOf in scores.cuh).
+// denominator, and the origin: weights are 2^(score - origin), scores in units of log2, and it is
+// the running maximum. fp8_kv: v_up is the power of two that o is scaled up by (PlaceVUp); 0: no
+// tile was seen.
 template <class T>
 struct Accumulator {
   float o[T::kNTiles][T::kDimTiles][4];
   float origin[T::kNTiles][2];
   float sum[T::kNTiles][2];
+  float v_up;
+
+  // 1 / v_up, or so large that 0 stays 0.
+  __device__ __forceinline__ float VDown() const {
+    return __uint_as_float((254U << 23) - __float_as_uint(v_up));
+  }
 
   __device__ __forceinline__ void Clear() {
+    v_up = 0.0F;
 #pragma unroll
     for (int32_t n = 0; n < T::kNTiles; ++n) {
       origin[n][0] = origin[n][1] = kEmptyMax;

@@ -13,7 +13,7 @@ namespace fp8kvd::kernels::cuda {
 
 // What turns products into scores in units of log2.
 struct ScoreTerms {
-  float factor;        // sm_scale * log2(e), and what the exponents of codes and query leave over
+  float factor;        // sm_scale * log2(e), in fp8_kv times Query::down
   float cap;           // softcap * log2(e); 0: off
   float two_over_cap;  // 2 / softcap
 };
@@ -93,14 +93,14 @@ __device__ __forceinline__ int2 SeenOfTile(int32_t token, const Visibility& seen
   return {seen.key_first - token, seen.key_end + seen.later_max - token};
 }
 
-// v_scale of tokens g and g + 8, scaled up like the query.
+// v_scale of tokens g and g + 8.
 template <class T>
-__device__ __forceinline__ void VScales(const uint8_t* tile, int32_t lane, float (&scale)[2]) {
+__device__ __forceinline__ void LoadVScales(const uint8_t* tile, int32_t lane, float (&scale)[2]) {
   scale[0] = scale[1] = 1.0F;
   if constexpr (T::kFp8) {
     const float* v_scale = reinterpret_cast<const float*>(tile + TileVScales(T::kHeadDim));
-    scale[0] = v_scale[lane / 4] * PowerOfTwo(kExponentTrick);
-    scale[1] = v_scale[lane / 4 + 8] * PowerOfTwo(kExponentTrick);
+    scale[0] = v_scale[lane / 4];
+    scale[1] = v_scale[lane / 4 + 8];
   }
 }
 
@@ -134,34 +134,11 @@ __device__ __forceinline__ void MaximaOfLanes(float (&max)[2]) {
   }
 }
 
-// Where the origins of the columns 2t and 2t + 1 of N tile n have to be for these scores. max: from
-// LaneMaxima.
-//
-// In fp8_kv that is the largest sum of a score and log2 of the mantissa of its key's v_scale, up to
-// 1 above the maximum. That key's weight times v_scale is then a power of two, which rounding to
-// bf16 leaves as it is; and a key that has nearly all of the weight, which would otherwise put up
-// to 2^-8 of its value into the output, is that key.
+// Moves the origins of N tile n up to these, and scales what was summed so far; o by `o_factor`,
+// too.
 template <class T>
-__device__ __forceinline__ void OriginsOf(const Scores<T>& scores, int32_t n, const float (&max)[2],
-                                          float (&origin)[2]) {
-  origin[0] = T::kFp8 ? -INFINITY : max[0];
-  origin[1] = T::kFp8 ? -INFINITY : max[1];
-  if constexpr (T::kFp8) {
-#pragma unroll
-    for (int32_t m = 0; m < scores.kTiles; ++m) {
-#pragma unroll
-      for (int32_t i = 0; i < 4; ++i) {
-        const float above = Log2OfMantissa(scores.v_scale[m][i / 2]);
-        origin[i % 2] = fmaxf(origin[i % 2], scores.s[m][n][i] + above);
-      }
-    }
-  }
-  MaximaOfLanes(origin);
-}
-
-// Moves the origins of N tile n up to these, and scales what was summed so far.
-template <class T>
-__device__ __forceinline__ void MoveOrigins(const float (&to)[2], int32_t n, Accumulator<T>& acc) {
+__device__ __forceinline__ void MoveOrigins(const float (&to)[2], float o_factor, int32_t n,
+                                            Accumulator<T>& acc) {
   float down[2];
 #pragma unroll
   for (int32_t i = 0; i < 2; ++i) {
@@ -169,6 +146,7 @@ __device__ __forceinline__ void MoveOrigins(const float (&to)[2], int32_t n, Acc
     down[i] = Exp2(acc.origin[n][i] - origin);
     acc.origin[n][i] = origin;
     acc.sum[n][i] *= down[i];
+    if constexpr (T::kFp8) down[i] *= o_factor;
   }
 #pragma unroll
   for (int32_t d = 0; d < T::kDimTiles; ++d) {
@@ -177,42 +155,89 @@ __device__ __forceinline__ void MoveOrigins(const float (&to)[2], int32_t n, Acc
   }
 }
 
-// Brings the columns' origins to where these scores need them. Few tiles move one, so the lanes ask
-// each other first, once for all columns, and exchange maxima only then. kFirst: nothing is summed
-// yet, and the origins are where Clear put them.
+// P * v_scale is rounded to f16, so it is scaled by 2^kVExponent over the first largest v_scale,
+// and again whenever one brings it beyond 2^kVExponentMax.
+inline constexpr int32_t kVExponent = 11;
+inline constexpr int32_t kVExponentMax = 15;
+
+// The scale of the weights for a v_scale that is this lane's largest.
+__device__ __forceinline__ float VUpFor(float largest) {
+  constexpr int32_t kBias = 127;
+  const uint32_t bits = __reduce_max_sync(kAllLanes, __float_as_uint(largest));
+  // Scales below 2^-110 count as 0.
+  const int32_t exponent = max(static_cast<int32_t>(bits >> 23) - kBias, -109);
+  return PowerOfTwo(kVExponent - exponent);
+}
+
+// Places the scale of the weights where these tiles need it (Accumulator::v_up). Returns what o is
+// to be multiplied by.
+template <class T>
+__device__ __forceinline__ float PlaceVUp(const Scores<T>& scores, Accumulator<T>& acc) {
+  float largest = 0.0F;
+#pragma unroll
+  for (int32_t m = 0; m < scores.kTiles; ++m) {
+    largest = fmaxf(largest, fmaxf(scores.v_scale[m][0], scores.v_scale[m][1]));
+  }
+  const float up = VUpFor(largest);
+  const float factor = acc.v_up == 0.0F ? 1.0F : up * acc.VDown();
+  acc.v_up = up;
+  return factor;
+}
+
+// Brings the columns' origins to where these scores need them, and v_up. Few tiles move one, so the
+// lanes ask each other first, once for all columns, and exchange maxima only then. kFirst: nothing
+// is summed yet, and origins and v_up are where Clear put them.
 template <class T, bool kFirst>
 __device__ __forceinline__ void PlaceOrigins(const Scores<T>& scores, Accumulator<T>& acc) {
   constexpr bool kAsksForEach = T::kNTiles > 2;  // of one or two, asking costs what moving does
   float max[T::kNTiles][2];
   bool moves[T::kNTiles];  // as far as this lane knows
   bool any = false;
+  bool too_large = false;
 #pragma unroll
   for (int32_t n = 0; n < T::kNTiles; ++n) {
     LaneMaxima<T>(scores, n, max[n]);
     moves[n] = max[n][0] > acc.origin[n][0] || max[n][1] > acc.origin[n][1];
     any = any || moves[n];
   }
-  if (!kFirst && !__any_sync(kAllLanes, any)) return;
+  if constexpr (T::kFp8 && !kFirst) {
+#pragma unroll
+    for (int32_t m = 0; m < scores.kTiles; ++m) {
+      const float most = fmaxf(scores.v_scale[m][0], scores.v_scale[m][1]);
+      too_large = too_large || most * acc.v_up > PowerOfTwo(kVExponentMax);
+    }
+  }
+  if (!kFirst && !__any_sync(kAllLanes, any || too_large)) return;
+  float o_factor = 1.0F;
+  if constexpr (T::kFp8) {
+    if (kFirst || acc.v_up == 0.0F || __any_sync(kAllLanes, too_large)) {
+      o_factor = PlaceVUp<T>(scores, acc);
+    }
+  }
 #pragma unroll
   for (int32_t n = 0; n < T::kNTiles; ++n) {
-    if (!kFirst && kAsksForEach && !__any_sync(kAllLanes, moves[n])) continue;
-    float origin[2];
-    OriginsOf<T>(scores, n, max[n], origin);
+    if (!kFirst && kAsksForEach && o_factor == 1.0F && !__any_sync(kAllLanes, moves[n])) continue;
+    MaximaOfLanes(max[n]);
     if constexpr (kFirst) {
-      acc.origin[n][0] = fmaxf(origin[0], kEmptyMax);
-      acc.origin[n][1] = fmaxf(origin[1], kEmptyMax);
+      acc.origin[n][0] = fmaxf(max[n][0], kEmptyMax);
+      acc.origin[n][1] = fmaxf(max[n][1], kEmptyMax);
     } else {
-      MoveOrigins<T>(origin, n, acc);
+      MoveOrigins<T>(max[n], o_factor, n, acc);
     }
   }
 }
 
-// Turns scores into what they are above their columns' origins. (A product and a difference, each
-// rounded: with fma the largest score might come out far above its own origin.)
+// Turns scores into what they are above their columns' origins, and scales up v_scale. (A product
+// and a difference, each rounded: with fma the largest score might come out far above its own
+// origin.)
 template <class T>
 __device__ __forceinline__ void CountScores(const Accumulator<T>& acc, Scores<T>& scores) {
 #pragma unroll
   for (int32_t m = 0; m < scores.kTiles; ++m) {
+    if constexpr (T::kFp8) {
+      scores.v_scale[m][0] *= acc.v_up;
+      scores.v_scale[m][1] *= acc.v_up;
+    }
 #pragma unroll
     for (int32_t n = 0; n < T::kNTiles; ++n) {
 #pragma unroll

@@ -13,6 +13,17 @@
 
 namespace fp8kvd::kernels::cuda {
 
+// Codes are exact in f16, bf16 rows are bf16.
+template <class T>
+__device__ __forceinline__ void Mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                    uint32_t a3, uint32_t b0, uint32_t b1) {
+  if constexpr (T::kFp8) {
+    MmaF16(c, a0, a1, a2, a3, b0, b1);
+  } else {
+    MmaBf16(c, a0, a1, a2, a3, b0, b1);
+  }
+}
+
 // One chunk of a tile's K as mma's A, two k-steps. Chunk kChunks is the last 16 dimensions, where
 // head_dim is no multiple of a chunk: one k-step.
 template <class T>
@@ -24,11 +35,11 @@ struct KeyChunk {
     const bool whole = chunk < T::kChunks;
     if (T::kFp8 && whole) {
       const uint4 x = reinterpret_cast<const uint4*>(from)[lane];
-      Take(ExpandA(x.x), ExpandA(x.z), ExpandB(x.x), ExpandB(x.z), 0);
-      Take(ExpandA(x.y), ExpandA(x.w), ExpandB(x.y), ExpandB(x.w), 4);
+      TakeCodes(x.x, x.z, 0);
+      TakeCodes(x.y, x.w, 4);
     } else if (T::kFp8) {
       const uint2 x = reinterpret_cast<const uint2*>(from)[lane];
-      Take(ExpandA(x.x), ExpandA(x.y), ExpandB(x.x), ExpandB(x.y), 0);
+      TakeCodes(x.x, x.y, 0);
     } else if (whole) {
       const uint4 x = reinterpret_cast<const uint4*>(from)[lane];
       const uint4 y = reinterpret_cast<const uint4*>(from)[kWarpLanes + lane];
@@ -47,12 +58,18 @@ struct KeyChunk {
 #pragma unroll
     for (int32_t n = 0; n < T::kNTiles; ++n) {
       const uint4 b = q.Get(n, chunk);
-      Mma(even[n], a[0], a[1], a[2], a[3], b.x, b.y);
-      if (chunk < T::kChunks) Mma(odd[n], a[4], a[5], a[6], a[7], b.z, b.w);
+      Mma<T>(even[n], a[0], a[1], a[2], a[3], b.x, b.y);
+      if (chunk < T::kChunks) Mma<T>(odd[n], a[4], a[5], a[6], a[7], b.z, b.w);
     }
   }
 
  private:
+  // A k-step's codes of tokens g and g + 8.
+  __device__ __forceinline__ void TakeCodes(uint32_t g, uint32_t g_8, int32_t first) {
+    const Expanded x = Expand(g);
+    const Expanded y = Expand(g_8);
+    Take(x.first, y.first, x.last, y.last, first);
+  }
   __device__ __forceinline__ void Take(uint32_t x, uint32_t y, uint32_t z, uint32_t w,
                                        int32_t first) {
     a[first] = x;
@@ -106,21 +123,29 @@ struct Products {
   }
 };
 
-// Clears what no column sees in a V tile of bf16 in shared memory: it may be NaN, and 0 * NaN would
-// spread. (Codes are never NaN here.) Each lane clears what it will load itself.
+// Clears what no column sees in a tile's V in shared memory: it may be NaN, and 0 * NaN would
+// spread. Each lane clears what it will load itself.
 template <class T>
 __device__ __forceinline__ void ClearUnseenV(uint8_t* v, int32_t lane, int2 seen) {
-  uint32_t keep[2];  // of registers of tokens 2t, 2t + 1 and of those + 8
+  constexpr uint32_t kEven = T::kFp8 ? 0x00FF00FFU : 0x0000FFFFU;  // of a word: of token 2t
+  uint32_t keep[2];  // of words of tokens 2t, 2t + 1 and of those + 8
 #pragma unroll
   for (int32_t i = 0; i < 2; ++i) {
-    const int32_t low = 2 * (lane % 4) + 8 * i;
-    keep[i] = (low >= seen.x && low < seen.y ? 0xFFFFU : 0U) |
-              (low + 1 >= seen.x && low + 1 < seen.y ? 0xFFFF0000U : 0U);
+    const int32_t even = 2 * (lane % 4) + 8 * i;
+    keep[i] = (even >= seen.x && even < seen.y ? kEven : 0U) |
+              (even + 1 >= seen.x && even + 1 < seen.y ? ~kEven : 0U);
   }
+  constexpr int32_t kGroups = T::kFp8 ? T::kChunks : T::kDimTiles;  // of 512 bytes
 #pragma unroll
-  for (int32_t d = 0; d < T::kDimTiles; ++d) {
-    uint4& x = reinterpret_cast<uint4*>(v)[d * kWarpLanes + lane];
-    x = {x.x & keep[0], x.y & keep[0], x.z & keep[1], x.w & keep[1]};
+  for (int32_t group = 0; group < kGroups; ++group) {
+    uint4& x = reinterpret_cast<uint4*>(v)[group * kWarpLanes + lane];
+    const uint32_t second = T::kFp8 ? keep[1] : keep[0];
+    const uint32_t third = T::kFp8 ? keep[0] : keep[1];
+    x = {x.x & keep[0], x.y & second, x.z & third, x.w & keep[1]};
+  }
+  if constexpr (T::kFp8 && T::kHalfChunk) {
+    uint2& x = reinterpret_cast<uint2*>(v + kGroups * 512)[lane];
+    x = {x.x & keep[0], x.y & keep[1]};
   }
 }
 
@@ -139,8 +164,8 @@ __device__ __forceinline__ void WeightsOfTile(const float (&s)[T::kNTiles][4],
       acc.sum[n][i % 2] += w[i];
       if constexpr (T::kFp8) w[i] *= scale[i / 2];
     }
-    p[n][0] = Transpose8x8(PackBf16(w[0], w[1]));
-    p[n][1] = Transpose8x8(PackBf16(w[2], w[3]));
+    p[n][0] = Transpose8x8(T::kFp8 ? PackF16(w[0], w[1]) : PackBf16(w[0], w[1]));
+    p[n][1] = Transpose8x8(T::kFp8 ? PackF16(w[2], w[3]) : PackBf16(w[2], w[3]));
   }
 }
 
@@ -158,8 +183,9 @@ __device__ __forceinline__ void AccumulateChunk(const uint8_t* v, int32_t c, int
     const uint32_t words[4] = {y.x, y.y, x.z, x.w};
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
-      a[2 * i] = ExpandA(words[i]);
-      a[2 * i + 1] = ExpandB(words[i]);
+      const Expanded x = Expand(words[i]);
+      a[2 * i] = x.first;
+      a[2 * i + 1] = x.last;
     }
   } else {
     const uint4 x = reinterpret_cast<const uint4*>(chunk)[lane];
@@ -170,9 +196,9 @@ __device__ __forceinline__ void AccumulateChunk(const uint8_t* v, int32_t c, int
   }
 #pragma unroll
   for (int32_t n = 0; n < T::kNTiles; ++n) {
-    Mma(acc.o[n][2 * c], a[0], a[1], a[2], a[3], p[n][0], p[n][1]);
+    Mma<T>(acc.o[n][2 * c], a[0], a[1], a[2], a[3], p[n][0], p[n][1]);
     if (whole) {
-      Mma(acc.o[n][whole ? 2 * c + 1 : 2 * c], a[4], a[5], a[6], a[7], p[n][0], p[n][1]);
+      Mma<T>(acc.o[n][whole ? 2 * c + 1 : 2 * c], a[4], a[5], a[6], a[7], p[n][0], p[n][1]);
     }
   }
 }
@@ -265,7 +291,7 @@ class Tiles {
       float factor[2];
       ScoreFactors<T>(tiles_ + m * T::kTileBytes, lane, terms, factor);
       products_[m].Scale(factor, scores_.s[m]);
-      VScales<T>(tiles_ + m * T::kTileBytes, lane, scores_.v_scale[m]);
+      LoadVScales<T>(tiles_ + m * T::kTileBytes, lane, scores_.v_scale[m]);
     }
     if (terms.cap != 0.0F) {
 #pragma unroll
@@ -301,9 +327,8 @@ class Tiles {
           const int32_t at = lane / 4 + 8 * i;
           if (at < of_tile.x || at >= of_tile.y) scores_.v_scale[m][i] = 0.0F;
         }
-      } else {
-        ClearUnseenV<T>(V(m), lane, of_tile);
       }
+      ClearUnseenV<T>(V(m), lane, of_tile);
     }
   }
 

@@ -143,16 +143,16 @@ inline constexpr bool kKeysAhead = (T::kFp8 && T::kUnitTiles == T::kTilesAtOnce)
 // A warp's units, while the query is on its way to q or to the stage.
 template <class T, class Ring, class Pipeline>
 __device__ __forceinline__ void AttendAsQueryComes(const QueryStage<T>& stage, Pipeline& pipeline,
-                                                   const Attention<T>& attention,
-                                                   const Stretch& stretch, int32_t lane,
-                                                   Query<T>& q, Accumulator<T>& acc,
+                                                   Attention<T>& attention, const Stretch& stretch,
+                                                   int32_t lane, Query<T>& q, Accumulator<T>& acc,
                                                    int32_t let_next_at) {
   const auto take_query = [&] {
     if constexpr (T::kQueryInShared) {
       stage.Take(lane, q);
     } else {
-      ScaleQuery<T>(q);
+      MakeOperand<T>(q);
     }
+    attention.CountQuery(q);
   };
   if constexpr (kKeysAhead<T>) {
     FirstKeys<T> keys;
@@ -203,7 +203,7 @@ __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_p
   const bool has_last = mine > 0 && of_cta.first + warp + (mine - 1) * warps == units - 1;
   if (has_last) AppendTokenOfPair<T, Ring>(args, row_index, row, pair);
   const QueryPlace<T> query(args, row, pair, lane);
-  const Attention<T> attention = {row, args.group_inverse, pair.column_first};
+  Attention<T> attention = {row, args.group_inverse, pair.column_first};
   WaitForPreviousLaunch();
   if (args.cache != CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
   if (mine > 0) {

@@ -95,9 +95,9 @@ class HostTensors {
         const uint2 half = *reinterpret_cast<const uint2*>(chunk + lane % 4 * 8);
         x = {half.x, half.y, 0U, 0U};
       }
-      if constexpr (T::kFp8) x = {ScaleUp(x.x), ScaleUp(x.y), ScaleUp(x.z), ScaleUp(x.w)};
       q.Set(0, c, x);
     }
+    MakeOperand<T>(q);
   }
 
  private:
@@ -163,7 +163,8 @@ __device__ __forceinline__ void AttendStretch(const DecodeArgs& args, const Deco
                                               int32_t lane, uint8_t* ring) {
   Query<T> q(nullptr);
   tensors.TakeQuery(pair, lane, q);
-  const Attention<T> attention = {row, args.group_inverse, pair.column_first};
+  Attention<T> attention = {row, args.group_inverse, pair.column_first};
+  attention.CountQuery(q);
   Accumulator<T> acc;
   acc.Clear();
   AttendUnits<T, BulkRing>(pipeline, attention, stretch, lane, q, acc, /*let_next_at=*/-1);
