@@ -18,8 +18,11 @@ constexpr int64_t kSpinUs = 50;
 // to its own work.
 constexpr int kCallerTurnsMax = 4;
 // Where callers take turns, who has an answer often sends the next decode within so long: a client
-// beside the daemon within 10 us. A slice begun meanwhile would be in its way.
+// beside the daemon within 10 us. A slice begun meanwhile would be in its way, if the one before
+// took no longer than kShortDecodeUs: to longer ones a slice is little, and what is between them is
+// all that prompts have where they fill the places among the launches.
 constexpr TimeUs kNextDecodeUs = 25;
+constexpr TimeUs kShortDecodeUs = 50;
 // Asleep for so long at most: leases end without anybody ringing.
 constexpr int64_t kSleepUsMax = 50'000;
 
@@ -292,7 +295,7 @@ void Engine::Parts::Land(const Launch& launch, TimeUs now) {
     if (--book.running == 0 && book.waiting == 0) answers_->EndAppend(launch.append);
     return;
   }
-  if (callers_take_turns_) slices_from_ = now + kNextDecodeUs;
+  if (callers_take_turns_ && took_us <= kShortDecodeUs) slices_from_ = now + kNextDecodeUs;
   const double item_us = static_cast<double>(took_us) / static_cast<double>(launch.items.size());
   item_us_ += (item_us - item_us_) / 8;
   admission_.SetItemUs(static_cast<int64_t>(item_us_) + 1);

@@ -301,6 +301,31 @@ TEST(AppendComes, ASliceIsNotInTheWayOfTheDecodeThatFollowsAnAnswer) {
   EXPECT_EQ(upload.seq_lens[0], 48);
 }
 
+TEST(AppendComes, ASliceGoesAtOnceAfterALongDecode) {
+  RigOptions options = ThreeInFlight();
+  options.returns_at_once = true;
+  Rig rig(options);
+  const std::vector<cache::SeqHandle> seqs = rig.Create(2);
+  rig.Fill(seqs[1], 0, 1);
+  for (const bool is_long : {false, true}) {
+    rig.backend.ForgetRecords();
+    rig.backend.Hold();
+    DecodeCall decode(rig.engine, 0, 0, {Ask(seqs[1], 0, is_long ? 2 : 1)});
+    rig.Run(decode);
+    rig.clock.AdvanceUs(is_long ? 51 : 50);
+    rig.backend.ReleaseOneFence();
+    rig.Settle();
+    EXPECT_TRUE(decode.done());
+    AppendCall upload(rig.engine, 0, 0, 1, seqs[0], is_long ? 16 : 0, Tokens(16));
+    rig.Run(upload);
+    EXPECT_EQ(Launches(rig).size(), is_long ? 2u : 1u);
+    rig.clock.AdvanceUs(25);
+    rig.backend.Release();
+    rig.Settle();
+    EXPECT_EQ(Launches(rig), (std::vector<int32_t>{1, -16})) << is_long;
+  }
+}
+
 // More decodes wait than the launches in flight take.
 TEST(AppendComes, ACrowdOfDecodesLeavesASliceAPlace) {
   for (const bool comes : {false, true}) {
