@@ -330,7 +330,7 @@ def two_gpus(programs, args, out, log):
     """48 calls at a time of 16 sequences of 12,288 tokens, half of them on either device, all with
     pages of their own (of two layers, so that so many have room). That is as many as keep each of
     two devices at work while half of its rows gather: 384, where 24 calls gave it 192 and launches
-    of 65. A launch of 190 reads 4.9 GB, so that kernels are the bound, not the bus. One device
+    of 65. A launch of 137 reads 3.5 GB, so that kernels are the bound, not the bus. One device
     before and after two, with the same load, since what it gives may drift."""
     bench = Bench(programs, args, log)
     out["two_gpus"] = []

@@ -164,7 +164,10 @@ class Worker {
     if (args_.batch_invariant) {
       const bool follows = T::kFoldsItems && !has_start && units_.first <= pair.units.first;
       piece = ItemPiece<T>(args_, ItemOf(row, pair, follows ? pair.units.first : done.first));
-      if (follows) FoldPiece<T>(piece, lane, acc);
+      if (follows) {
+        FoldPiece<T>(piece, lane, acc);
+        __syncwarp();  // all have read what WritePiece may replace
+      }
       has_start = has_start || follows;
     }
     if (has_start && done.end == pair.units.end) {
