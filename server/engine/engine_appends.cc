@@ -18,12 +18,10 @@ constexpr int32_t kDecodesBeforeSlice = 4;
 // device, or it is launched, now that they are there. It goes while a decode is under way, or when
 // none is about to come.
 bool Engine::Parts::MoveAppends(AppendRequest* picked) {
-  if (!fault_.ok()) return false;
+  if (!fault_.ok() || (picked == nullptr && coming_.empty())) return false;
   if (launches_.rows() == 0 && setup_.clock->NowUs() < slices_from_) return false;
-  if (launches_.is_full()) {  // by the decode of this turn
-    if (picked == nullptr && coming_.empty()) return false;
-    if (++decodes_before_slice_ < kDecodesBeforeSlice) return false;
-  }
+  // Full by the decode of this turn.
+  if (launches_.is_full() && ++decodes_before_slice_ < kDecodesBeforeSlice) return false;
   if (DropEnded()) return true;  // this turn's look may have ended some
   if (!coming_.empty() && !coming_.Oldest().has_ended() && HasArrived(coming_.Oldest())) {
     LaunchComing(setup_.clock->NowUs());
