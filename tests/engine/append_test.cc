@@ -211,6 +211,11 @@ RigOptions ThreeInFlight() {
   options.engine.launches_inflight_max = 3;
   return options;
 }
+RigOptions ThreeInFlightOfCallersInTurns() {
+  RigOptions options = ThreeInFlight();
+  options.returns_at_once = true;
+  return options;
+}
 void HoldBrings(Rig& rig) {
   rig.backend.SetBringBytesMin(100);
   rig.backend.HoldBrings();
@@ -269,9 +274,7 @@ TEST(AppendComes, AFewSlicesAreOnTheirWayAndTheRestFollows) {
 }
 
 TEST(AppendComes, ASliceIsNotInTheWayOfTheDecodeThatFollowsAnAnswer) {
-  RigOptions options = ThreeInFlight();
-  options.returns_at_once = true;
-  Rig rig(options);
+  Rig rig(ThreeInFlightOfCallersInTurns());
   const std::vector<cache::SeqHandle> seqs = rig.Create(2);
   rig.Fill(seqs[1], 0, 1);
   rig.backend.ForgetRecords();
@@ -302,9 +305,7 @@ TEST(AppendComes, ASliceIsNotInTheWayOfTheDecodeThatFollowsAnAnswer) {
 }
 
 TEST(AppendComes, ASliceGoesAtOnceAfterALongDecode) {
-  RigOptions options = ThreeInFlight();
-  options.returns_at_once = true;
-  Rig rig(options);
+  Rig rig(ThreeInFlightOfCallersInTurns());
   const std::vector<cache::SeqHandle> seqs = rig.Create(2);
   rig.Fill(seqs[1], 0, 1);
   for (const bool is_long : {false, true}) {
