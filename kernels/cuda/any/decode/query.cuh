@@ -121,11 +121,11 @@ class QueryStage {
   // Waits for what Fetch set out.
   __device__ __forceinline__ void Take(int32_t lane, Query<T>& q) const {
     WaitForCopies();
+    if constexpr (!T::kQueryInShared) {  // else q is what was copied
 #pragma unroll
-    for (int32_t n = 0; n < T::kNTiles; ++n) {
+      for (int32_t n = 0; n < T::kNTiles; ++n) {
 #pragma unroll
-      for (int32_t c = 0; c < kChunks; ++c) {
-        if constexpr (!T::kQueryInShared) q.Set(n, c, *At(n, c, lane));
+        for (int32_t c = 0; c < kChunks; ++c) q.Set(n, c, *At(n, c, lane));
       }
     }
     MakeOperand<T>(q);

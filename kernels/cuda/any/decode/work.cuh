@@ -17,10 +17,9 @@ __device__ __forceinline__ RowWork WorkOf(const DecodeRow& row, int32_t group) {
 
 // Units stand in one order: rows, in a row its pairs, in a pair its tokens.
 struct WorkMap {
-  const int32_t* units;  // [rows_count + 1] in shared memory: units of the rows before
-  const int32_t* items;  // the same in items
-  const int32_t*
-      pair_items;  // [rows_count]: items of each of a row's pairs (batch_invariant alone)
+  const int32_t* units;       // [rows_count + 1] in shared memory: units of the rows before
+  const int32_t* items;       // the same in items
+  const int32_t* pair_items;  // [rows_count]: items of each pair of a row (batch_invariant alone)
   int32_t rows_count;
   int32_t uniform;  // items of every pair, when all have the same number; else 0
 };
