@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/any/decode/registers.cuh"
 #include "kernels/cuda/any/decode/work.cuh"
@@ -90,20 +91,38 @@ __device__ __forceinline__ void Close(Accumulator<T>& acc) {
   }
 }
 
-// Calls store(first dimension, {values of neighbouring dimensions}) for all that a lane holds of
-// one of its columns (page_layout.h, V): four of each chunk, two of half a chunk.
-template <class T, class Store>
-__device__ __forceinline__ void ForDims(const Accumulator<T>& acc, int32_t n, int32_t i, int32_t g,
-                                        const Store& store) {
+// What one load or store moves.
+template <int32_t kCount>
+struct alignas(4 * kCount) Floats {
+  float x[kCount];
+};
+
+// Calls visit(first dimension, values) for kCount neighbouring dimensions that a lane holds of one
+// of its columns, from D tile d on, and keeps what visit makes of them where acc is not const.
+template <int32_t kCount, class Acc, class Visit>
+__device__ __forceinline__ void VisitDims(Acc& acc, int32_t n, int32_t i, int32_t d, int32_t dim,
+                                          const Visit& visit) {
+  float x[kCount];
+#pragma unroll
+  for (int32_t j = 0; j < kCount; ++j) x[j] = acc.o[n][d + j / 2][2 * (j % 2) + i];
+  visit(dim, x);
+  if constexpr (!std::is_const_v<Acc>) {
+#pragma unroll
+    for (int32_t j = 0; j < kCount; ++j) acc.o[n][d + j / 2][2 * (j % 2) + i] = x[j];
+  }
+}
+
+// VisitDims for all that a lane holds of one of its columns (page_layout.h, V): four dimensions of
+// each chunk, two of half a chunk. Acc: an Accumulator<T>.
+template <class T, class Acc, class Visit>
+__device__ __forceinline__ void ForDims(Acc& acc, int32_t n, int32_t i, int32_t g,
+                                        const Visit& visit) {
 #pragma unroll
   for (int32_t c = 0; c < T::kChunks; ++c) {
-    const float x[4] = {acc.o[n][2 * c][i], acc.o[n][2 * c][2 + i], acc.o[n][2 * c + 1][i],
-                        acc.o[n][2 * c + 1][2 + i]};
-    store(c * kChunkDims + 4 * g, x);
+    VisitDims<4>(acc, n, i, 2 * c, c * kChunkDims + 4 * g, visit);
   }
   if constexpr (T::kHalfChunk) {
-    const float x[2] = {acc.o[n][T::kDimTiles - 1][i], acc.o[n][T::kDimTiles - 1][2 + i]};
-    store(T::kChunks * kChunkDims + 2 * g, x);
+    VisitDims<2>(acc, n, i, T::kDimTiles - 1, T::kChunks * kChunkDims + 2 * g, visit);
   }
 }
 
@@ -143,11 +162,11 @@ __device__ __forceinline__ void WritePiece(const Accumulator<T>& acc, int32_t la
     for (int32_t i = 0; i < 2; ++i) {
       float* column = piece + (8 * n + 2 * (lane % 4) + i) * T::kPieceStride;
       ForDims<T>(acc, n, i, g, [&](int32_t dim, const auto& x) {
-        if constexpr (sizeof(x) == sizeof(float4)) {
-          *reinterpret_cast<float4*>(column + dim) = {x[0], x[1], x[2], x[3]};
-        } else {
-          *reinterpret_cast<float2*>(column + dim) = {x[0], x[1]};
-        }
+        constexpr int32_t kCount = sizeof(x) / sizeof(float);
+        Floats<kCount> y;
+#pragma unroll
+        for (int32_t j = 0; j < kCount; ++j) y.x[j] = x[j];
+        *reinterpret_cast<Floats<kCount>*>(column + dim) = y;
       });
       if (g == 0) {
         *reinterpret_cast<float2*>(column + T::kHeadDim) = {acc.origin[n][i], acc.sum[n][i]};
@@ -172,20 +191,12 @@ __device__ __forceinline__ void FoldPiece(const float* piece, int32_t lane, Accu
       const float of_piece = Exp2(terms.x - max);
       acc.origin[n][i] = max;
       acc.sum[n][i] = fmaf(weight, acc.sum[n][i], terms.y * of_piece);
-      const auto fold = [&](float& x, float y) { x = fmaf(weight, x, y * of_piece); };
+      ForDims<T>(acc, n, i, g, [&](int32_t dim, auto& x) {
+        constexpr int32_t kCount = sizeof(x) / sizeof(float);
+        const auto y = *reinterpret_cast<const Floats<kCount>*>(column + dim);
 #pragma unroll
-      for (int32_t c = 0; c < T::kChunks; ++c) {
-        const float4 o = *reinterpret_cast<const float4*>(column + c * kChunkDims + 4 * g);
-        fold(acc.o[n][2 * c][i], o.x);
-        fold(acc.o[n][2 * c][2 + i], o.y);
-        fold(acc.o[n][2 * c + 1][i], o.z);
-        fold(acc.o[n][2 * c + 1][2 + i], o.w);
-      }
-      if constexpr (T::kHalfChunk) {
-        const float2 o = *reinterpret_cast<const float2*>(column + T::kChunks * kChunkDims + 2 * g);
-        fold(acc.o[n][T::kDimTiles - 1][i], o.x);
-        fold(acc.o[n][T::kDimTiles - 1][2 + i], o.y);
-      }
+        for (int32_t j = 0; j < kCount; ++j) x[j] = fmaf(weight, x[j], y.x[j] * of_piece);
+      });
     }
   }
 }
