@@ -222,7 +222,7 @@ void AddData(std::vector<Case>& cases, const std::vector<int32_t>& head_dims) {
   constexpr Kind kKinds[] = {{"one_huge_many_tiny", Data::kOneHugeManyTiny},
                              {"zero_rows", Data::kZeroRows},
                              {"mixed_scales", Data::kMixedScales},
-                             {"climbing_values", Data::kClimbingValues},
+                             {"climbing", Data::kClimbing},
                              {"subnormal_rows", Data::kSubnormalRows},
                              {"range_edge", Data::kRangeEdge},
                              {"queries_tiny", Data::kQueriesTiny},
@@ -274,8 +274,9 @@ void FillNoiseRow(Data data, bool is_key, int64_t row, int32_t head_dim, Random&
   float factor = 1.0F;
   if (data == Data::kMixedScales) factor = std::exp2(random.Uniform() * 12.0F - 6.0F);
   if (data == Data::kZeroRows && row % (is_key ? 3 : 4) == 0) factor = 0.0F;
-  if (data == Data::kClimbingValues && !is_key) {
-    factor = std::exp2(static_cast<float>(3 * (row / 128 % 16) - 24));  // of 8 heads
+  if (data == Data::kClimbing) {
+    const auto tile = static_cast<float>(row / 128 % 16);  // of 8 heads
+    factor = is_key ? 1.0F + tile / 4.0F : std::exp2(3.0F * tile - 24.0F);
   }
   if (data == Data::kNeedle && is_key) factor = 0.1F;
   for (int32_t i = 0; i < head_dim; ++i) x[i] = NormalBf16(random, factor);

@@ -21,7 +21,8 @@ enum class Data : uint8_t {
                      // subnormal
   kZeroRows,         // every third K row and every fourth V row is zero
   kMixedScales,      // each K and V row has a magnitude of its own, 2^-6 ... 2^6
-  kClimbingValues,   // each tile's V is 8 times the last one's, from 2^-24 to 2^21, then again
+  kClimbing,         // each tile's V is 8 times the last one's, from 2^-24 to 2^21, its K a quarter
+                     // more, from 1 to 4.75; then again
   kNeedle,           // one late key holds nearly all of the weight and a V that no other has
   kSubnormalRows,    // K and V are subnormal bf16; scores are all about 0
   kRangeEdge,        // V at the largest magnitude allowed, K and q so that scores stay ordinary

@@ -148,7 +148,7 @@ __device__ __forceinline__ void CombineInCta(const DecodeArgs& args, const CtaCu
     }
     float* to = left + column * T::kPieceStride;
     *reinterpret_cast<float4*>(to + dim) = merged.o;
-    if (dim == 0) *reinterpret_cast<float2*>(to + T::kHeadDim) = {merged.max, merged.sum};
+    if (dim == 0) *reinterpret_cast<float2*>(to + T::kHeadDim) = {merged.origin, merged.sum};
   });
   if (whole || team.thread != 0) return;
   const int32_t ctas = FloorDiv(pair.units.end - 1, cut.share) - first_cta + 1;

@@ -62,7 +62,7 @@ __device__ __forceinline__ Merged AddUp(const PiecesOfPair<T>& pieces, int32_t c
   float2 first_terms;
   Merged merged;
   load(0, first_terms, merged.o);
-  merged.max = first_terms.x;
+  merged.origin = first_terms.x;
   merged.sum = first_terms.y;
 #pragma unroll 1
   for (int32_t first = 1; first < pieces.count; first += kAtOnce) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ Merged AddUp(const PiecesOfPair<T>& pieces, int32_t c
 #pragma unroll
     for (int32_t i = 0; i < kAtOnce; ++i) {
       if (first + i == pieces.count) break;
-      merged.RaiseTo(fmaxf(merged.max, terms[i].x));
+      merged.RaiseTo(fmaxf(merged.origin, terms[i].x));
       merged.Add(terms[i], o[i]);
     }
   }

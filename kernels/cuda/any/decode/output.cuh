@@ -30,21 +30,21 @@ struct Finish {
   float lse;
 };
 
-__device__ __forceinline__ Finish FinishColumn(const DecodeRow& row, int32_t q_head, float max,
+__device__ __forceinline__ Finish FinishColumn(const DecodeRow& row, int32_t q_head, float origin,
                                                float sum) {
-  float total_max = max;
+  float common = origin;
   float weight = 1.0F;
   float total = sum;
   float lse_min = -INFINITY;
   if (row.sink_logits != nullptr) {
     lse_min = row.sink_logits[q_head];
     const float sink = fminf(lse_min * kLog2E, kFloatMax);  // in log2 it may be beyond
-    total_max = fmaxf(max, sink);
-    weight = Exp2(max - total_max);
-    total = sum * weight + Exp2(sink - total_max);
+    common = fmaxf(origin, sink);
+    weight = Exp2(origin - common);
+    total = sum * weight + Exp2(sink - common);
   }
   if (!(total > 0.0F)) return {total * 0.0F, total == total ? -INFINITY : total};
-  return {__fdividef(weight, total), fmaxf((total_max + __log2f(total)) * kLn2, lse_min)};
+  return {__fdividef(weight, total), fmaxf((common + __log2f(total)) * kLn2, lse_min)};
 }
 
 template <int32_t kCount>
@@ -186,10 +186,10 @@ __device__ __forceinline__ void FoldPiece(const float* piece, int32_t lane, Accu
     for (int32_t i = 0; i < 2; ++i) {
       const float* column = piece + (8 * n + 2 * (lane % 4) + i) * T::kPieceStride;
       const float2 terms = *reinterpret_cast<const float2*>(column + T::kHeadDim);
-      const float max = fmaxf(terms.x, acc.origin[n][i]);
-      const float weight = Exp2(acc.origin[n][i] - max);
-      const float of_piece = Exp2(terms.x - max);
-      acc.origin[n][i] = max;
+      const float origin = fmaxf(terms.x, acc.origin[n][i]);
+      const float weight = Exp2(acc.origin[n][i] - origin);
+      const float of_piece = Exp2(terms.x - origin);
+      acc.origin[n][i] = origin;
       acc.sum[n][i] = fmaf(weight, acc.sum[n][i], terms.y * of_piece);
       ForDims<T>(acc, n, i, g, [&](int32_t dim, auto& x) {
         constexpr int32_t kCount = sizeof(x) / sizeof(float);
@@ -201,23 +201,23 @@ __device__ __forceinline__ void FoldPiece(const float* piece, int32_t lane, Accu
   }
 }
 
-// Four dimensions of one column of several pieces, merged over their common maximum.
+// Four dimensions of one column of several pieces, over their highest origin.
 struct Merged {
   float4 o;
-  float max;
+  float origin;
   float sum;
 
-  // Counts what is there over a maximum that is not lower.
-  __device__ __forceinline__ void RaiseTo(float new_max) {
-    const float weight = Exp2(max - new_max);
-    max = new_max;
+  // Counts what is there over an origin that is not lower.
+  __device__ __forceinline__ void RaiseTo(float new_origin) {
+    const float weight = Exp2(origin - new_origin);
+    origin = new_origin;
     sum *= weight;
     o = {o.x * weight, o.y * weight, o.z * weight, o.w * weight};
   }
 
-  // A piece's part: terms are its maximum, not above ours, and its sum.
+  // A piece's part: terms are its origin, not above ours, and its sum.
   __device__ __forceinline__ void Add(float2 terms, float4 piece) {
-    const float weight = Exp2(terms.x - max);
+    const float weight = Exp2(terms.x - origin);
     sum = fmaf(weight, terms.y, sum);
     o.x = fmaf(weight, piece.x, o.x);
     o.y = fmaf(weight, piece.y, o.y);
@@ -237,7 +237,7 @@ __device__ __forceinline__ Merged MergeAll(int32_t count, const Load& load) {
   for (int32_t first = 0; first < count; first += kPiecesAtOnce) {
     float2 terms[kPiecesAtOnce];
     float4 o[kPiecesAtOnce];
-    float max = merged.max;
+    float origin = merged.origin;
 #pragma unroll
     for (int32_t i = 0; i < kPiecesAtOnce; ++i) {
       terms[i] = {kEmptyMax, 0.0F};
@@ -245,8 +245,8 @@ __device__ __forceinline__ Merged MergeAll(int32_t count, const Load& load) {
       if (first + i < count) load(first + i, terms[i], o[i]);
     }
 #pragma unroll
-    for (int32_t i = 0; i < kPiecesAtOnce; ++i) max = fmaxf(max, terms[i].x);
-    merged.RaiseTo(max);
+    for (int32_t i = 0; i < kPiecesAtOnce; ++i) origin = fmaxf(origin, terms[i].x);
+    merged.RaiseTo(origin);
 #pragma unroll
     for (int32_t i = 0; i < kPiecesAtOnce; ++i) merged.Add(terms[i], o[i]);
   }
@@ -272,7 +272,7 @@ __device__ __forceinline__ void WriteMerged(const DecodeArgs& args, const Decode
                                             const Pair& pair, const Merged& merged, int32_t column,
                                             int32_t dim) {
   const ColumnPlace place = PlaceOf(row, pair, args, column);
-  const Finish finish = FinishColumn(row, place.q_head, merged.max, merged.sum);
+  const Finish finish = FinishColumn(row, place.q_head, merged.origin, merged.sum);
   const float x[4] = {merged.o.x * finish.factor, merged.o.y * finish.factor,
                       merged.o.z * finish.factor, merged.o.w * finish.factor};
   StoreOut(row, args.out_type, place.index * T::kHeadDim + dim, x);

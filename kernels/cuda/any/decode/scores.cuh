@@ -155,10 +155,15 @@ __device__ __forceinline__ void MoveOrigins(const float (&to)[2], float o_factor
   }
 }
 
-// P * v_scale is rounded to f16, so it is scaled by 2^kVExponent over the first largest v_scale,
-// and again whenever one brings it beyond 2^kVExponentMax.
-inline constexpr int32_t kVExponent = 11;
-inline constexpr int32_t kVExponentMax = 15;
+// How far above a column's origin its scores may be. A move costs what a tile's products do, and of
+// short ranges nearly each unit would move one.
+inline constexpr int32_t kScoreMax = 3;
+
+// P * v_scale is rounded to f16, so v_scale is scaled to 2^kVExponent where it is the first largest,
+// and again whenever one comes beyond 2^kVExponentMax: P is at most 2^kScoreMax, f16 ends at 2^16.
+inline constexpr int32_t kVExponent = 10;
+inline constexpr int32_t kVExponentMax = 12;
+static_assert(kScoreMax + kVExponentMax < 16);
 
 // The scale of the weights for a v_scale that is this lane's largest.
 __device__ __forceinline__ float VUpFor(float largest) {
@@ -197,7 +202,7 @@ __device__ __forceinline__ void PlaceOrigins(const Scores<T>& scores, Accumulato
 #pragma unroll
   for (int32_t n = 0; n < T::kNTiles; ++n) {
     LaneMaxima<T>(scores, n, max[n]);
-    moves[n] = max[n][0] > acc.origin[n][0] || max[n][1] > acc.origin[n][1];
+    moves[n] = max[n][0] > acc.origin[n][0] + kScoreMax || max[n][1] > acc.origin[n][1] + kScoreMax;
     any = any || moves[n];
   }
   if constexpr (T::kFp8 && !kFirst) {

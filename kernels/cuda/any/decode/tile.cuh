@@ -279,7 +279,7 @@ class Tiles {
     }
   }
 
-  // From products to scores and to the maximum so far; after Begin or Turn. token: the tiles'
+  // From products to scores above their origins; after Begin or Turn. token: the tiles'
   // first. is_edge: some of their tokens are unseen by some column, or were never copied; seen()
   // says which. kFirst: acc is as Clear left it.
   template <bool kFirst, class Seen>

@@ -122,7 +122,7 @@ __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow
     const int32_t slot = share.PlaceOf(i) * cluster + rank;
     const uint32_t full = AddressInCta(inbox_full, to);
     SendToCluster(AddressInCta(inbox + slot, to), merged.o, full);
-    SendToCluster(AddressInCta(inbox_terms + slot, to), float2{merged.max, merged.sum}, full);
+    SendToCluster(AddressInCta(inbox_terms + slot, to), float2{merged.origin, merged.sum}, full);
   }
   BulkRing::Wait(inbox_full, 0);
   for (int32_t place = threadIdx.x; place < mine; place += blockDim.x) {
