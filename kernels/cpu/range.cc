@@ -1,6 +1,7 @@
 #include "kernels/cpu/range.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "config/base/limits.h"
 #include "kernels/cpu/targets.h"
@@ -63,21 +64,33 @@ constexpr int64_t kLine = 32;  // elements of a line of the caches
 // As far ahead as a digest's block is long: its rows come while the one before is hashed.
 constexpr int64_t kLinesAhead = 128;
 
+// A vector of elements that begin at any address.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadAtByte(D d, const uint8_t* from) {
+#if HWY_TARGET == HWY_SCALAR
+  int16_t value = 0;
+  std::memcpy(&value, from, sizeof(value));
+  return hn::Set(d, value);
+#else
+  return hn::BitCast(d, hn::LoadU(hn::Repartition<uint8_t, D>(), from));
+#endif
+}
+
 // Copies a vector past the caches; the magnitudes of its elements.
 template <class D>
-HWY_INLINE hn::Vec<D> StreamVector(D d, const int16_t* HWY_RESTRICT from, int16_t* HWY_RESTRICT to,
+HWY_INLINE hn::Vec<D> StreamVector(D d, const uint8_t* HWY_RESTRICT from, int16_t* HWY_RESTRICT to,
                                    int16_t* HWY_RESTRICT kept) {
-  const auto values = hn::LoadU(d, from);
+  const auto values = LoadAtByte(d, from);
   hn::Stream(values, d, to);
   if (kept != nullptr) hn::StoreU(values, d, kept);
   return hn::And(values, hn::Set(d, int16_t{0x7FFF}));
 }
 
-int64_t CopyPastCaches(const uint16_t* HWY_RESTRICT from, uint16_t* HWY_RESTRICT to,
+int64_t CopyPastCaches(const uint8_t* HWY_RESTRICT from, uint16_t* HWY_RESTRICT to,
                        uint16_t* HWY_RESTRICT kept, int64_t count) {
   const hn::CappedTag<int16_t, kLine / 2> half;  // `to` begins, and ends, at a line or its half
   const hn::CappedTag<int16_t, kLine> whole;
-  const auto* in = reinterpret_cast<const int16_t*>(from);
+  constexpr int64_t kBytes = sizeof(uint16_t);
   auto* out = reinterpret_cast<int16_t*>(to);
   auto* beside = reinterpret_cast<int16_t*>(kept);
   auto top_of_halves = hn::Zero(half);
@@ -85,7 +98,7 @@ int64_t CopyPastCaches(const uint16_t* HWY_RESTRICT from, uint16_t* HWY_RESTRICT
   const auto copy_half = [&](int64_t first) HWY_ATTR {
     for (int64_t i = first; i < first + kLine / 2; i += static_cast<int64_t>(hn::Lanes(half))) {
       const auto sizes =
-          StreamVector(half, in + i, out + i, beside == nullptr ? nullptr : beside + i);
+          StreamVector(half, from + i * kBytes, out + i, beside == nullptr ? nullptr : beside + i);
       top_of_halves = hn::Max(top_of_halves, sizes);
     }
   };
@@ -95,10 +108,10 @@ int64_t CopyPastCaches(const uint16_t* HWY_RESTRICT from, uint16_t* HWY_RESTRICT
     at = kLine / 2;
   }
   for (; at + kLine <= count; at += kLine) {
-    __builtin_prefetch(in + at + kLinesAhead * kLine, /*write=*/0, /*locality=*/2);
+    __builtin_prefetch(from + (at + kLinesAhead * kLine) * kBytes, /*write=*/0, /*locality=*/2);
     for (int64_t i = at; i < at + kLine; i += static_cast<int64_t>(hn::Lanes(whole))) {
       const auto sizes =
-          StreamVector(whole, in + i, out + i, beside == nullptr ? nullptr : beside + i);
+          StreamVector(whole, from + i * kBytes, out + i, beside == nullptr ? nullptr : beside + i);
       top = hn::Max(top, sizes);
     }
   }
@@ -129,7 +142,7 @@ int64_t CopyInRange(const uint16_t* from, uint16_t* to, int64_t count) {
   return HWY_DYNAMIC_DISPATCH(CopyInRange)(from, to, count);
 }
 
-int64_t CopyPastCaches(const uint16_t* from, uint16_t* to, uint16_t* kept, int64_t count) {
+int64_t CopyPastCaches(const uint8_t* from, uint16_t* to, uint16_t* kept, int64_t count) {
   return HWY_DYNAMIC_DISPATCH(CopyPastCaches)(from, to, kept, count);
 }
 

@@ -18,8 +18,8 @@ int64_t CopyInRange(const uint16_t* from, uint16_t* to, int64_t count);
 // next. For many kilobytes that another reads next: nothing that was in `to` is fetched, and a
 // device need not ask the caches for them. After FinishCopies everybody sees it. What lies behind
 // `from` is asked for ahead, as if it were copied next.
-// Both copies begin at multiples of 32 bytes; count is a multiple of 16.
-int64_t CopyPastCaches(const uint16_t* from, uint16_t* to, uint16_t* kept, int64_t count);
+// Both copies begin at multiples of 32 bytes, `from` at any; count is a multiple of 16.
+int64_t CopyPastCaches(const uint8_t* from, uint16_t* to, uint16_t* kept, int64_t count);
 void FinishCopies();
 
 }  // namespace fp8kvd::kernels::cpu

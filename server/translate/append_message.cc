@@ -117,6 +117,8 @@ void AppendMessage::BeginLoad(uint8_t* slot) {
   loaded_ = 0;
   if (streams_) {
     if (!stream_.has_value()) stream_.emplace();
+    from_k_.emplace(&wire_.k);
+    from_v_.emplace(&wire_.v);
     has_keys_ = false;
     BeginStream(/*seed=*/0);
   } else {
@@ -164,9 +166,9 @@ absl::Status AppendMessage::CheckSlice(const Slice& slice, uint64_t* digest) con
 void AppendMessage::BeginStream(uint64_t seed) {
   const int64_t row = RowElements();
   const Slice slice = SliceAt(loaded_);
-  const Pieces& from = has_keys_ ? wire_.v : wire_.k;
+  RangeReader& from = has_keys_ ? *from_v_ : *from_k_;
   const uint16_t* const to = has_keys_ ? request_->v : request_->k;
-  stream_->Begin(from.pieces[0].data() + slice.first_row * row * kBf16Bytes,
+  stream_->Begin({&from, slice.first_row * row * kBf16Bytes},
                  const_cast<uint16_t*>(to) + slice.first_row * row, slice.rows * row, seed);
 }
 

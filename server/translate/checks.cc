@@ -28,7 +28,7 @@ bool AreWhole(std::initializer_list<const Pieces*> tensors) {
 bool CanStream(std::initializer_list<const Pieces*> tensors, int64_t row_bytes) {
   int64_t bytes = 0;
   for (const Pieces* const tensor : tensors) bytes += tensor->size;
-  return bytes >= kStreamBytesMin && row_bytes % kStreamAlignBytes == 0 && AreWhole(tensors);
+  return bytes >= kStreamBytesMin && row_bytes % kStreamAlignBytes == 0;
 }
 
 absl::Status CheckLayer(const CatalogModel& model, uint32_t layer) {

@@ -28,7 +28,7 @@ int64_t Aligned(int64_t bytes);
 // Whether the tensors lie in one piece each, at even bytes, as CopyRows takes them.
 bool AreWhole(std::initializer_list<const Pieces*> tensors);
 
-// Whether they lie as StreamRows takes them, and are worth it.
+// Whether their rows are such as StreamRows takes, and worth it.
 bool CanStream(std::initializer_list<const Pieces*> tensors, int64_t row_bytes);
 
 absl::Status CheckLayer(const CatalogModel& model, uint32_t layer);

@@ -91,10 +91,10 @@ absl::Status DecodeMessage::CheckAll(const Catalog& catalog, absl::Span<const Pi
   Split(catalog);
   loading_ = Loading::kPieces;
   const auto tensors = {&std::as_const(wire_.q), &std::as_const(wire_.k), &std::as_const(wire_.v)};
-  if (origins_.empty() && AreWhole(tensors)) {
-    const bool streams =
-        catalog.streams_rows && CanStream(tensors, model_->geometry.head_dim * kBf16Bytes);
-    loading_ = streams ? Loading::kStream : Loading::kRows;
+  if (catalog.streams_rows && CanStream(tensors, model_->geometry.head_dim * kBf16Bytes)) {
+    loading_ = Loading::kStream;
+  } else if (origins_.empty() && AreWhole(tensors)) {
+    loading_ = Loading::kRows;
   }
   return absl::OkStatus();
 }
@@ -295,7 +295,7 @@ void DecodeMessage::Load(size_t part, uint8_t* slot) {
     } else if (origins_.empty()) {
       tensor.CopyTo(at);
     } else {
-      RangeCopier rows(&tensor);
+      RangeReader rows(&tensor);
       for (const engine::DecodeItem& item : request.items) {
         rows.Copy(RowOf(item) * row_bytes, item.q_len * row_bytes, at + item.row * row_bytes);
       }
@@ -314,12 +314,13 @@ void DecodeMessage::Load(size_t part, uint8_t* slot) {
   request.out = slot;
   slot += Aligned(tokens * out_row_bytes_);
   if (wire_.want_lse) request.lse = reinterpret_cast<float*>(slot);
+  Fields fields{RangeReader(&wire_.q), RangeReader(&wire_.k), RangeReader(&wire_.v)};
   for (engine::DecodeItem& item : request.items) {
     if (!item.status.ok()) continue;
     if (loading_ == Loading::kPieces) {
       CheckItem(request, &item);
     } else {
-      BringItem(request, &item);
+      BringItem(request, &fields, &item);
     }
   }
   if (loading_ == Loading::kStream) FinishStreaming();
@@ -333,32 +334,36 @@ void DecodeMessage::Refuse(engine::DecodeItem* item, const char* name, const Bad
       Invalid("item ", origins_.empty() ? place : origins_[place].index, ": ", status.message());
 }
 
-void DecodeMessage::BringItem(const engine::DecodeRequest& request,
+void DecodeMessage::BringItem(const engine::DecodeRequest& request, Fields* fields,
                               engine::DecodeItem* item) const {
   const ModelGeometry& geometry = model_->geometry;
   const bool streams = loading_ == Loading::kStream;
   uint64_t digest = 0;
-  const auto bring = [&](const char* name, const Pieces& tensor, const uint16_t* rows,
-                         int64_t heads, bool is_digested) {
+  const auto bring = [&](const char* name, RangeReader* field, const uint16_t* rows, int64_t heads,
+                         bool is_digested) {
     if (rows == nullptr || !item->status.ok()) return;
     const int64_t row = heads * geometry.head_dim;
-    const uint8_t* const from = tensor.pieces[0].data() + item->row * row * kBf16Bytes;
+    const int64_t byte = RowOf(*item) * row * kBf16Bytes;
     uint16_t* const to = const_cast<uint16_t*>(rows) + item->row * row;
     std::optional<BadElement> bad;
     const int64_t count = item->q_len * row;
-    if (is_digested) {
-      digest = streams ? StreamRows(from, to, count, digest, &bad)
-                       : CopyRows(from, to, count, digest, &bad);
+    if (streams && is_digested) {
+      digest = StreamRows({field, byte}, to, count, digest, &bad);
     } else if (streams) {
-      StreamRows(from, to, count, &bad);
+      StreamRows({field, byte}, to, count, &bad);
     } else {
-      CopyRows(from, to, count, &bad);
+      const uint8_t* const from = field->Get(byte, count * kBf16Bytes, nullptr);  // in one piece
+      if (is_digested) {
+        digest = CopyRows(from, to, count, digest, &bad);
+      } else {
+        CopyRows(from, to, count, &bad);
+      }
     }
     if (bad.has_value()) Refuse(item, name, *bad, row);
   };
-  bring("q", wire_.q, request.q, geometry.q_heads, /*is_digested=*/false);
-  bring("k", wire_.k, request.k, geometry.kv_heads, /*is_digested=*/true);
-  bring("v", wire_.v, request.v, geometry.kv_heads, /*is_digested=*/true);
+  bring("q", &fields->q, request.q, geometry.q_heads, /*is_digested=*/false);
+  bring("k", &fields->k, request.k, geometry.kv_heads, /*is_digested=*/true);
+  bring("v", &fields->v, request.v, geometry.kv_heads, /*is_digested=*/true);
   item->kv_digest = digest;
 }
 

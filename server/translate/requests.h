@@ -83,9 +83,16 @@ class DecodeMessage {
   // Makes the parts; with several, items_ are put in their order.
   void Split(const Catalog& catalog);
   engine::DecodePart& AddPart(int32_t device);
+  // A walk over each tensor.
+  struct Fields {
+    RangeReader q;
+    RangeReader k;
+    RangeReader v;
+  };
   // Checks and digests an item's rows, which are in the slot; or brings them there, too.
   void CheckItem(const engine::DecodeRequest& request, engine::DecodeItem* item) const;
-  void BringItem(const engine::DecodeRequest& request, engine::DecodeItem* item) const;
+  void BringItem(const engine::DecodeRequest& request, Fields* fields,
+                 engine::DecodeItem* item) const;
   void Refuse(engine::DecodeItem* item, const char* name, const BadElement& bad,
               int64_t row_elements) const;
 
@@ -93,7 +100,7 @@ class DecodeMessage {
   enum class Loading : uint8_t {
     kPieces,  // whole tensors, of any pieces, before they are checked
     kRows,    // an item's rows at a time, checked on their way
-    kStream,  // so, past the caches
+    kStream,  // so, of any pieces, past the caches
   };
 
   // Where an item of a part stands in the message.
@@ -160,6 +167,8 @@ class AppendMessage {
   int64_t loaded_ = 0;     // slices
   bool has_keys_ = false;  // of the one that is streamed
   std::optional<RowStream> stream_;
+  std::optional<RangeReader> from_k_;  // what it streams from
+  std::optional<RangeReader> from_v_;
 };
 
 // The index of a configured model; an empty name means the only one. NOT_FOUND names those that

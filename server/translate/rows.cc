@@ -23,6 +23,7 @@ std::string Text(uint16_t value) {
   return absl::StrCat(number);
 }
 
+constexpr int64_t kElementBytes = sizeof(uint16_t);
 constexpr int64_t kBlock = 4096;  // elements: stays in the first cache
 
 struct Elements {
@@ -30,16 +31,19 @@ struct Elements {
   int64_t end;
 };
 
-// At most kBlock of them; the block has them, too.
-void StreamBlock(const uint8_t* from, uint16_t* to, Elements elements, uint16_t* block,
+// At most kBlock of them; the block, where not null, has them, too.
+void StreamBlock(RowsAt from, uint16_t* to, Elements elements, uint16_t* block,
                  std::optional<BadElement>* bad) {
+  alignas(64) uint8_t room[kBlock * sizeof(uint16_t)];
   const int64_t at = elements.first;
-  const int64_t index = kernels::cpu::CopyPastCaches(reinterpret_cast<const uint16_t*>(from) + at,
-                                                     to + at, block, elements.end - at);
+  const int64_t count = elements.end - at;
+  const uint8_t* const rows =
+      from.field->Get(from.byte + at * kElementBytes, count * kElementBytes, room);
+  const int64_t index = kernels::cpu::CopyPastCaches(rows, to + at, block, count);
   if (index >= 0 && !bad->has_value()) *bad = BadElement{at + index, Text(to[at + index])};
 }
 
-void StreamBlocks(const uint8_t* from, uint16_t* to, Elements elements, XXH3_state_t* state,
+void StreamBlocks(RowsAt from, uint16_t* to, Elements elements, XXH3_state_t* state,
                   std::optional<BadElement>* bad) {
   alignas(64) uint16_t block[kBlock];
   for (int64_t at = elements.first; at < elements.end; at += kBlock) {
@@ -75,13 +79,13 @@ uint64_t CopyRows(const uint8_t* from, uint16_t* to, int64_t count, uint64_t see
   return XXH3_64bits_withSeed(to, static_cast<size_t>(count) * sizeof(uint16_t), seed);
 }
 
-void StreamRows(const uint8_t* from, uint16_t* to, int64_t count, std::optional<BadElement>* bad) {
-  const int64_t index =
-      kernels::cpu::CopyPastCaches(reinterpret_cast<const uint16_t*>(from), to, nullptr, count);
-  if (index >= 0) *bad = BadElement{index, Text(to[index])};
+void StreamRows(RowsAt from, uint16_t* to, int64_t count, std::optional<BadElement>* bad) {
+  for (int64_t at = 0; at < count; at += kBlock) {
+    StreamBlock(from, to, {at, std::min(at + kBlock, count)}, nullptr, bad);
+  }
 }
 
-uint64_t StreamRows(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed,
+uint64_t StreamRows(RowsAt from, uint16_t* to, int64_t count, uint64_t seed,
                     std::optional<BadElement>* bad) {
   if (count <= kBlock) {
     alignas(64) uint16_t block[kBlock];
@@ -101,7 +105,7 @@ struct RowStream::Digest {
 RowStream::RowStream() : digest_(std::make_unique<Digest>()) {}
 RowStream::~RowStream() = default;
 
-void RowStream::Begin(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed) {
+void RowStream::Begin(RowsAt from, uint16_t* to, int64_t count, uint64_t seed) {
   from_ = from;
   to_ = to;
   count_ = count;

@@ -9,6 +9,8 @@
 
 #include "absl/types/span.h"
 
+#include "server/translate/wire.h"
+
 namespace fp8kvd::translate {
 
 struct BadElement {
@@ -30,10 +32,16 @@ void CopyRows(const uint8_t* from, uint16_t* to, int64_t count, std::optional<Ba
 uint64_t CopyRows(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed,
                   std::optional<BadElement>* bad);
 
+// Rows that begin at a byte of a field, which may lie in pieces, and they at odd addresses.
+struct RowsAt {
+  RangeReader* field;
+  int64_t byte;
+};
+
 // As CopyRows, to a slot that a device reads, past this processor's caches. Then FinishStreaming,
 // before the device may look. `to` begins at a multiple of 32; count is a multiple of 16.
-void StreamRows(const uint8_t* from, uint16_t* to, int64_t count, std::optional<BadElement>* bad);
-uint64_t StreamRows(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed,
+void StreamRows(RowsAt from, uint16_t* to, int64_t count, std::optional<BadElement>* bad);
+uint64_t StreamRows(RowsAt from, uint16_t* to, int64_t count, uint64_t seed,
                     std::optional<BadElement>* bad);
 // The same a part at a time, for who has others to serve in between.
 class RowStream {
@@ -42,14 +50,14 @@ class RowStream {
 
   RowStream();
   ~RowStream();
-  void Begin(const uint8_t* from, uint16_t* to, int64_t count, uint64_t seed);
+  void Begin(RowsAt from, uint16_t* to, int64_t count, uint64_t seed);
   // Copies the next part; true: more is left. After a bad value nothing else may be asked.
   bool Continue(std::optional<BadElement>* bad);
   uint64_t digest() const;  // when nothing is left
 
  private:
   struct Digest;
-  const uint8_t* from_ = nullptr;
+  RowsAt from_{};
   uint16_t* to_ = nullptr;
   int64_t count_ = 0;
   int64_t done_ = 0;

@@ -401,22 +401,35 @@ void Pieces::CopyTo(uint8_t* to) const {
   }
 }
 
-void RangeCopier::Copy(int64_t at, int64_t bytes, uint8_t* to) {
+void RangeReader::GoTo(int64_t at) {
+  for (;;) {
+    const auto size = static_cast<int64_t>(from_->pieces[piece_].size());
+    if (at - piece_at_ < size) return;
+    piece_at_ += size;
+    ++piece_;
+  }
+}
+
+void RangeReader::Copy(int64_t at, int64_t bytes, uint8_t* to) {
   while (bytes > 0) {
+    GoTo(at);
     const Piece& piece = from_->pieces[piece_];
     const int64_t begin = at - piece_at_;
-    const auto size = static_cast<int64_t>(piece.size());
-    if (begin >= size) {
-      piece_at_ += size;
-      ++piece_;
-      continue;
-    }
-    const int64_t part = std::min(bytes, size - begin);
+    const int64_t part = std::min(bytes, static_cast<int64_t>(piece.size()) - begin);
     std::memcpy(to, piece.data() + begin, static_cast<size_t>(part));
     at += part;
     to += part;
     bytes -= part;
   }
+}
+
+const uint8_t* RangeReader::Get(int64_t at, int64_t bytes, uint8_t* room) {
+  GoTo(at);
+  const Piece& piece = from_->pieces[piece_];
+  const int64_t begin = at - piece_at_;
+  if (begin + bytes <= static_cast<int64_t>(piece.size())) return piece.data() + begin;
+  Copy(at, bytes, room);
+  return room;
 }
 
 absl::Status WireDecode::Read(absl::Span<const Piece> message) {

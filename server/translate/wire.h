@@ -44,14 +44,18 @@ struct Pieces {
   void CopyTo(uint8_t* to) const;
 };
 
-// Copies ranges of a field that come in ascending order, in one walk over its pieces.
-class RangeCopier {
+// Reads ranges of a field that come in ascending order, in one walk over its pieces. A range
+// [at, at + bytes) is inside, and not before the range before.
+class RangeReader {
  public:
-  explicit RangeCopier(const Pieces* from) : from_(from) {}
-  // [at, at + bytes) is inside, and not before the range before.
+  explicit RangeReader(const Pieces* from) : from_(from) {}
   void Copy(int64_t at, int64_t bytes, uint8_t* to);
+  // Where the range lies, if in one piece; else it is copied to `room`, and that.
+  const uint8_t* Get(int64_t at, int64_t bytes, uint8_t* room);
 
  private:
+  void GoTo(int64_t at);  // the piece that has it
+
   const Pieces* const from_;
   size_t piece_ = 0;
   int64_t piece_at_ = 0;  // where it begins in the field

@@ -2,14 +2,16 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include <xxhash.h>
+
+#include "tests/translate/rows.h"
 
 namespace fp8kvd::translate {
 namespace {
@@ -43,41 +45,48 @@ struct alignas(256) Slot {
   uint16_t rows[20000] = {};
 };
 
-// Sizes below, at and beyond a block of the digest; rows of a message begin at any even byte.
+std::string Bytes(const std::vector<uint16_t>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * 2};
+}
+
+// Sizes below, at and beyond a block of the digest, behind three other bytes of their field, which
+// lies in one piece, or in pieces that end within blocks and within elements.
 TEST(StreamRows, CopiesAndSeesAndDigestsAsTheOthersDo) {
   const auto slot = std::make_unique<Slot>();
-  for (const int64_t count : {16, 48, 4096, 4112, 20000}) {
-    std::vector<uint16_t> values(count);
-    for (int64_t i = 0; i < count; ++i) values[i] = static_cast<uint16_t>(0x3F00 + i % 251);
-    const auto* const bytes = reinterpret_cast<const uint8_t*>(values.data());
-    std::vector<uint8_t> message(2, 0);
-    message.insert(message.end(), bytes, bytes + count * 2);
-    std::optional<BadElement> bad;
-    for (const uint64_t seed : {uint64_t{0}, uint64_t{12345}}) {
-      std::fill(std::begin(slot->rows), std::end(slot->rows), uint16_t{0});
-      EXPECT_EQ(StreamRows(message.data() + 2, slot->rows, count, seed, &bad),
-                XXH3_64bits_withSeed(bytes, static_cast<size_t>(count) * 2, seed));
-      FinishStreaming();
-      EXPECT_EQ(std::memcmp(slot->rows, bytes, static_cast<size_t>(count) * 2), 0) << count;
-    }
-    EXPECT_FALSE(bad.has_value());
-    for (const int64_t at : {int64_t{0}, count / 2, count - 1}) {
-      message[2 + at * 2] = 0x80;  // infinity
-      message[3 + at * 2] = 0x7F;
-      std::optional<BadElement> found;
-      std::optional<BadElement> found_beside_a_digest;
-      StreamRows(message.data() + 2, slot->rows, count, &found);
-      StreamRows(message.data() + 2, slot->rows, count, 0, &found_beside_a_digest);
-      FinishStreaming();
-      for (const auto& first : {found, found_beside_a_digest}) {
-        ASSERT_TRUE(first.has_value()) << count << " " << at;
-        EXPECT_EQ(first->index, 0);  // of the places spoiled so far
-        EXPECT_EQ(first->text, "inf");
+  constexpr size_t kWhole = 1 << 20;
+  for (const size_t piece_bytes : {kWhole, size_t{65536}, size_t{8191}, size_t{13}}) {
+    for (const int64_t count : {16, 48, 4096, 4112, 20000}) {
+      std::vector<uint16_t> values(count);
+      for (int64_t i = 0; i < count; ++i) values[i] = static_cast<uint16_t>(0x3F00 + i % 251);
+      const CutField field("abc" + Bytes(values), piece_bytes);
+      std::optional<BadElement> bad;
+      for (const uint64_t seed : {uint64_t{0}, uint64_t{12345}}) {
+        std::fill(std::begin(slot->rows), std::end(slot->rows), uint16_t{0});
+        RangeReader reader(&field.pieces());
+        EXPECT_EQ(StreamRows({&reader, 3}, slot->rows, count, seed, &bad),
+                  XXH3_64bits_withSeed(values.data(), static_cast<size_t>(count) * 2, seed));
+        FinishStreaming();
+        EXPECT_TRUE(std::equal(values.begin(), values.end(), slot->rows)) << count;
+      }
+      EXPECT_FALSE(bad.has_value());
+      for (const int64_t at : {count - 1, count / 2, int64_t{0}}) {
+        values[at] = 0x7F80;  // so are those after it
+        const CutField spoiled("abc" + Bytes(values), piece_bytes);
+        std::optional<BadElement> found;
+        std::optional<BadElement> found_beside_a_digest;
+        RangeReader reader(&spoiled.pieces());
+        StreamRows({&reader, 3}, slot->rows, count, &found);
+        RangeReader again(&spoiled.pieces());
+        StreamRows({&again, 3}, slot->rows, count, 0, &found_beside_a_digest);
+        FinishStreaming();
+        EXPECT_TRUE(std::equal(values.begin(), values.end(), slot->rows)) << count;
+        for (const auto& first : {found, found_beside_a_digest}) {
+          ASSERT_TRUE(first.has_value()) << count << " " << at;
+          EXPECT_EQ(first->index, at);
+          EXPECT_EQ(first->text, "inf");
+        }
       }
     }
-    message[3] = 0x3F;  // the first is good again
-    StreamRows(message.data() + 2, slot->rows, count, &bad);
-    EXPECT_EQ(bad->index, count / 2);
   }
 }
 
@@ -108,22 +117,26 @@ TEST(RowStream, ComesPartByPartToWhatOneCallDoes) {
   for (const int64_t count : {int64_t{16}, RowStream::kPart, 2 * RowStream::kPart + 48}) {
     std::vector<uint16_t> values(count);
     for (int64_t i = 0; i < count; ++i) values[i] = static_cast<uint16_t>(0x3F00 + i % 251);
-    auto* const bytes = reinterpret_cast<uint8_t*>(values.data());
+    const CutField field(Bytes(values), 16385);
+    RangeReader reader(&field.pieces());
     std::vector<Slot> slots(1 + count * 2 / sizeof(Slot));
     uint16_t* const slot = slots[0].rows;
     RowStream stream;
-    stream.Begin(bytes, slot, count, 12345);
+    stream.Begin({&reader, 0}, slot, count, 12345);
     std::optional<BadElement> bad;
     int64_t parts = 1;
     while (stream.Continue(&bad)) ++parts;
     FinishStreaming();
     EXPECT_EQ(parts, (count + RowStream::kPart - 1) / RowStream::kPart);
     EXPECT_FALSE(bad.has_value());
-    EXPECT_EQ(std::memcmp(slot, bytes, static_cast<size_t>(count) * 2), 0) << count;
-    EXPECT_EQ(stream.digest(), XXH3_64bits_withSeed(bytes, static_cast<size_t>(count) * 2, 12345));
+    EXPECT_TRUE(std::equal(values.begin(), values.end(), slot)) << count;
+    EXPECT_EQ(stream.digest(),
+              XXH3_64bits_withSeed(values.data(), static_cast<size_t>(count) * 2, 12345));
 
     values[count - 1] = 0x7F80;
-    stream.Begin(bytes, slot, count, 0);
+    const CutField spoiled(Bytes(values), 16385);
+    RangeReader again(&spoiled.pieces());
+    stream.Begin({&again, 0}, slot, count, 0);
     while (stream.Continue(&bad)) EXPECT_FALSE(bad.has_value()) << "it is in the last part";
     ASSERT_TRUE(bad.has_value());
     EXPECT_EQ(bad->index, count - 1);
