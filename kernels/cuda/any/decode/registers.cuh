@@ -42,8 +42,8 @@ struct Query<T, true> {
 
 // Of the columns 2t and 2t + 1 of each N tile: the output's raw sums, this lane's share of the
 // denominator, and the origin: weights are 2^(score - origin), scores in units of log2, none more
-// than kScoreMax above it (PlaceOrigins). fp8_kv: v_up is the power of two that o is scaled up by (PlaceVUp); 0: no
-// tile was seen.
+// than kScoreMax above it (PlaceOrigins). fp8_kv: v_up is the power of two that o is scaled up by
+// (PlaceVUp); 0: no tile was seen.
 template <class T>
 struct Accumulator {
   float o[T::kNTiles][T::kDimTiles][4];

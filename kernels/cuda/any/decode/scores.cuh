@@ -159,8 +159,8 @@ __device__ __forceinline__ void MoveOrigins(const float (&to)[2], float o_factor
 // short ranges nearly each unit would move one.
 inline constexpr int32_t kScoreMax = 3;
 
-// P * v_scale is rounded to f16, so v_scale is scaled to 2^kVExponent where it is the first largest,
-// and again whenever one comes beyond 2^kVExponentMax: P is at most 2^kScoreMax, f16 ends at 2^16.
+// P * v_scale is rounded to f16, so it is scaled: the first largest v_scale to 2^kVExponent, and
+// again whenever one comes beyond 2^kVExponentMax. P is at most 2^kScoreMax, f16 ends at 2^16.
 inline constexpr int32_t kVExponent = 10;
 inline constexpr int32_t kVExponentMax = 12;
 static_assert(kScoreMax + kVExponentMax < 16);
