@@ -105,8 +105,7 @@ class OneOfMany {
 
 int Run(const std::string& address, const Load& load) {
   TuneMalloc();
-  const auto channel = Dial(address);
-  const Target target{"daemon", channel, v1::DecodeAttention::NewStub(channel)};
+  const Target target = Connect("daemon", address);
   grpc::ClientContext context;
   v1::GetServerInfoResponse info;
   FP8KVD_CHECK(target.stub->GetServerInfo(&context, {}, &info).ok());

@@ -12,13 +12,15 @@ SIGTERM it writes what it has. --two_gpus, on a node with two, is --parts=two_gp
   steps     fp8kv_step_bench: a step through the backend alone
   captures  fp8kvctl replay of the captures in tests/data, held against their contract, and
             daemon_agree: this daemon and one with --device=cpu answer alike
-  rpc       rpc_bench --target: calls and bytes against a raw gRPC echo in the same run
+  rpc       rpc_bench --target: calls and bytes against a raw gRPC echo in the same run; uploads
+            in five rounds, each with a daemon and an echo of its own
   one       one item at a time, over gRPC and shared memory in turns (daemon_bench), and fp8kvctl
             bench --breakdown: where a call's time goes
   busy      batches of 128 over shared memory, by processes and groups of each (daemon_bench, as
             all that follows)
   append    prompts over shared memory, by processes
-  beside    one item at a time over shared memory, alone and beside such prompts
+  beside    one item at a time over shared memory, alone and beside such prompts; decodes of
+            1,024 and of 262,144 tokens
   crowd     64 clients of long sequences, over shared memory and over gRPC, by processes
   two_gpus  long sequences in batches over shared memory, on GPU 0, on GPUs 0 and 1, and on GPU 0
             again
@@ -43,6 +45,7 @@ import typing
 import urllib.request
 
 CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")  # of loopback, too
+BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")  # says which parts were of one run
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BENCH_MODEL = """
 server { listen_address: "127.0.0.1:0" http_address: "127.0.0.1:%(http)d" }
@@ -209,6 +212,7 @@ class Bench:
         got = {**got,
                "rows_per_launch": mean(*LAUNCHED, 1),
                "kv_read_gbps": (after[READ] - before[READ]) / 1e9 / got["wall_s"],
+               "kv_taken_gbps": round((after[TAKEN_BYTES] - before[TAKEN_BYTES]) / 1e9 / wall_s, 2),
                **{f"{part}_us_mean": mean(f"fp8kvd_{part}_seconds_sum",
                                           f"fp8kvd_{part}_seconds_count", 1e6)
                   for part in ("stage", "queue", "kernel", "reply")},
@@ -221,14 +225,25 @@ class Bench:
 LAUNCHED = ("fp8kvd_rows_total", 'fp8kvd_launches_total{kind="decode"}')
 READ = 'fp8kvd_kv_read_bytes_total{model="bench"}'
 TAKEN = "fp8kvd_device_allocations_total"
+TAKEN_BYTES = "fp8kvd_append_bytes_total"
 SHM = {"transport": "shared_memory"}
 
 
 def rpc(programs, args, out, log):
+    """What an upload gets depends on where the threads of that daemon and that echo came to run,
+    so that one draw is no figure of the code."""
     bench = Bench(programs, args, log)
-    with bench.daemon() as running:
-        out["rpc"] = json.loads(programs.run("rpc_bench", f"--target={running.target}",
-                                             *(["--smoke"] if args.rehearse else [])))
+    smoke = ["--smoke"] if args.rehearse else []
+    rounds = []
+    for flags in ([], *4 * (["--uploads"],)):
+        with bench.daemon() as running:
+            measured = json.loads(programs.run("rpc_bench", f"--target={running.target}", *flags,
+                                               *smoke))
+        if not flags:
+            out["rpc"] = measured
+        rounds.append(measured["upload_1mib_chunks"])
+        print(f"  {json.dumps(rounds[-1])}", flush=True)
+    out["rpc"]["uploads"] = rounds
 
 
 def one(programs, args, out, log):
@@ -284,32 +299,45 @@ def append(programs, args, out, log):
                     append_tokens=bench.scaled(262144 // processes), **SHM))
 
 
+@contextlib.contextmanager
+def uploads(bench, running):
+    """Prompts of two processes over shared memory, under way before the body, which gets the
+    process and what they take of the daemon alone, GB/s."""
+    argv = bench.argv(running, clients=2, processes=2, steps=1,
+                      append_tokens=bench.scaled(480_000), **SHM)
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            began = metrics(bench.http)[TAKEN_BYTES] + 200_000_000  # beyond its sequences'
+            while (taken := metrics(bench.http)[TAKEN_BYTES]) < began:
+                if process.poll() is not None:
+                    raise RuntimeError("the uploads ended at once")
+                time.sleep(0.01)
+            since = time.monotonic()
+            time.sleep(bench.scaled(10) / 100)
+            gbps = (metrics(bench.http)[TAKEN_BYTES] - taken) / 1e9 / (time.monotonic() - since)
+            yield process, round(gbps, 2)
+        finally:
+            process.wait(timeout=120)
+
+
 def beside(programs, args, out, log):
-    """A decode's p99 while prompts come in, which must have come from before it to its end. A loop
-    for each of the three sessions, and one over."""
+    """A decode's p99 while prompts come in, which must have come from before it to its end, and
+    what is left to them beside it. Short decodes, and those of one sequence that fills the device.
+    A loop for each of the three sessions, and one over."""
     bench = Bench(programs, args, log)
-    tokens = "fp8kvd_append_tokens_total"
-    out["beside"] = []
-    with bench.daemon("--shm_threads=4") as running:
-        for _ in range(5):
-            single = {"clients": 1, "steps": bench.scaled(500), **SHM}
-            alone = bench.load(running, {"shm_threads": 4}, **single)
-            uploads = subprocess.Popen(
-                bench.argv(running, clients=2, processes=2, steps=1,
-                           append_tokens=bench.scaled(260_000), **SHM),
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            try:
-                started = metrics(bench.http)[tokens] + 50_000  # beyond its prompt
-                while metrics(bench.http)[tokens] < started:
-                    if uploads.poll() is not None:
-                        raise RuntimeError("the uploads ended at once")
-                    time.sleep(0.01)
-                with_uploads = bench.load(running, {"shm_threads": 4}, **single)
-                was_beside = uploads.poll() is None
-            finally:
-                uploads.wait(timeout=120)
-            out["beside"].append({"alone": alone, "beside": with_uploads,
-                                  "uploads_outlasted_it": was_beside})
+    short = {"seq_len": 1024, "steps": bench.scaled(2000)}
+    long = {"seq_len": bench.scaled(262_144), "layers": 2, "steps": bench.scaled(1500)}
+    for key, rounds, single in (("beside", 5, short), ("beside_long", 3, long)):
+        out[key] = []
+        with bench.daemon("--shm_threads=4") as running:
+            for _ in range(rounds):
+                alone = bench.load(running, {"shm_threads": 4}, clients=1, **single, **SHM)
+                with uploads(bench, running) as (process, gbps):
+                    with_uploads = bench.load(running, {"shm_threads": 4}, clients=1, **single,
+                                              **SHM)
+                    was_beside = process.poll() is None
+                out[key].append({"alone": alone, "beside": with_uploads, "uploads_gbps": gbps,
+                                 "uploads_outlasted_it": was_beside})
 
 
 def crowd(programs, args, out, log):
@@ -367,7 +395,8 @@ def summarize(out):
         out["grpc_echo_us_p50"] = out["rpc"]["bidi1_p50_kv1024"]["echo"]
         if "bidi4_128_items" in out["rpc"]:  # not in a rehearsal
             out["grpc_bytes_over_echo"] = out["rpc"]["bidi4_128_items"]["ratio"]
-        out["append_over_upload_grpc"] = out["rpc"]["upload_1mib_chunks"]["ratio"]
+        uploads = out["rpc"].get("uploads") or [out["rpc"]["upload_1mib_chunks"]]
+        out["append_over_upload_grpc"] = statistics.median(upload["ratio"] for upload in uploads)
     shm = [run["us_p50"] for run in out.get("one", []) if run["transport"] == "shared_memory"]
     if shm:
         out["shm_us_p50"] = statistics.median(shm)
@@ -387,10 +416,11 @@ def summarize(out):
     if len(out.get("two_gpus", [])) == 3:
         before, two, after = (run["calls_per_s"] for run in out["two_gpus"])
         out["two_gpu_speedup"] = 2 * two / (before + after)
-    ratios = [run["beside"]["us_p99"] / run["alone"]["us_p99"] for run in out.get("beside", [])
-              if run["uploads_outlasted_it"]]
-    if ratios:
-        out["decode_p99_beside_append_shm"] = statistics.median(ratios)
+    for key, suffix in (("beside", ""), ("beside_long", "_long")):
+        runs = [run for run in out.get(key, []) if run["uploads_outlasted_it"]]
+        if runs:
+            out["decode_p99_beside_append_shm" + suffix] = statistics.median(
+                run["beside"]["us_p99"] / run["alone"]["us_p99"] for run in runs)
 
 
 def main():
@@ -408,6 +438,7 @@ def main():
     chosen = [PARTS[name] for name in names.split(",")] if names else list(PARTS.values())[:-1]
     path = pathlib.Path(args.out)
     now = {"commit": args.commit, "congestion_control": CONGESTION.read_text().strip(),
+           "boot": BOOT.read_text().strip(),
            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     out = json.loads(path.read_text()) if names and path.exists() else dict(now)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))

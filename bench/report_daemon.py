@@ -32,6 +32,32 @@ def crowd_row(data, transport, name, wanted):
             f"{alone[0] if alone else 'not measured'}", wanted]
 
 
+def steps_run(data):
+    """Whether the launches that "busy" is held against were timed in the same run, or when."""
+    parts = data.get("parts", {})
+    steps, busy = (parts.get(name, data) for name in ("steps", "busy"))
+    if steps.get("boot") is not None and steps["boot"] == busy.get("boot"):
+        return "in this run"
+    return f"at {steps['commit'][:7]}, {steps['date']}"
+
+
+def uploads(data):
+    ratios = [upload["ratio"] for upload in data["rpc"].get("uploads", [])]
+    median = f"{data['append_over_upload_grpc']:.2f}"
+    return f"{median} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else median
+
+
+def beside_row(runs, tokens, ratio, wanted):
+    """runs: of daemons that were measured before prompts were, too, without their rates."""
+    gbps = "not measured"
+    if all("uploads_gbps" in run for run in runs):
+        alone = statistics.median(run["uploads_gbps"] for run in runs)
+        beside = statistics.median(run["beside"]["kv_taken_gbps"] for run in runs)
+        gbps = f"{alone:.1f}, {beside:.1f}"
+    return [f"decode, 1 item of {tokens} tokens, beside prompts of two processes: p99 of idle's; "
+            "prompts before it and beside it, GB/s", f"{ratio:.2f}; {gbps}", wanted]
+
+
 def named(data):
     one = [run for run in data["one"] if run["transport"] == "shared_memory"]
     means = {part: statistics.median(run[f"{part}_us_mean"] for run in one)
@@ -46,9 +72,9 @@ def named(data):
          f"{data['grpc_bidi_us_p50']:.1f} us, {data['grpc_echo_us_p50']:.1f} us", "30 us apart"],
         ["128 items a message, 4 in flight, one gRPC stream: bytes/s of the echo",
          f"{data['grpc_bytes_over_echo']:.2f}", "0.80"],
-        ["upload over gRPC: of the echo", f"{data['append_over_upload_grpc']:.2f}", "0.80"],
+        ["upload over gRPC: of the echo", uploads(data), "0.80"],
         ["128 items a call, kv 2048, shared memory: calls/s, rows/s; kernels busy, at "
-         f"{data['launch_us_per_call_128']:.1f} us a call (`fp8kv_step_bench` in this run)",
+         f"{data['launch_us_per_call_128']:.1f} us a call (`fp8kv_step_bench` {steps_run(data)})",
          f"{busy['calls_per_s']:,.0f}, {128 * busy['calls_per_s']:,.0f}; "
          f"{data['kernel_busy_ratio_shm']:.2f}", "0.85"],
         ["append over shared memory: GB/s; of host to device",
@@ -56,11 +82,14 @@ def named(data):
         crowd_row(data, "shared_memory", "shared memory", "24"),
         crowd_row(data, "grpc", "gRPC", ""),
     ]
-    later = [("decode_p99_beside_append_shm",
-              "decode, 1 item, beside prompts of two processes: p99 of idle's", "2"),
-             ("two_gpu_speedup", "two GPUs: calls/s of one's", "1.9")]
-    for key, name, wanted in later:
-        rows.append([name, f"{data[key]:.2f}" if key in data else "not measured", wanted])
+    for key, suffix, tokens, wanted in (("beside", "", "1,024", "2"),
+                                        ("beside_long", "_long", "262,144", "")):
+        ratio = data.get("decode_p99_beside_append_shm" + suffix)
+        if ratio is not None:
+            rows.append(beside_row(data[key], tokens, ratio, wanted))
+    speedup = data.get("two_gpu_speedup")
+    rows.append(["two GPUs: calls/s of one's",
+                 "not measured" if speedup is None else f"{speedup:.2f}", "1.9"])
     return table(["what", "measured", "wanted"], rows)
 
 

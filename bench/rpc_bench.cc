@@ -3,9 +3,10 @@
 // size; the device is NullBackend) and a raw echo (ByteBuffer in, a prepared ByteBuffer of the
 // reply's size out). One client, the same code and the same bytes to both, in blocks that take
 // turns, so that both see the same machine. Prints one JSON object.
-//   rpc_bench [--smoke] [--target=HOST:PORT]
-// --smoke: few calls, to see that it runs. --target: a running daemon in place of the first server,
-// with one model of 64/8 heads, d128 (bench/daemon_gpu.py starts one on a GPU).
+//   rpc_bench [--smoke] [--uploads] [--target=HOST:PORT]
+// --smoke: few calls, to see that it runs. --uploads: those alone. --target: a running daemon in
+// place of the first server, with one model of 64/8 heads, d128 (bench/daemon_gpu.py starts one on
+// a GPU).
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -109,6 +110,7 @@ void ServeDaemon(Until until_stopped) {
   FP8KVD_CHECK(engine.ok());
   translate::Catalog catalog;
   catalog.slot_bytes_max = (*engine)->staging().slot_bytes_max();
+  catalog.streams_rows = true;  // as for a GPU
   catalog.seqs_max = cache_options.seqs_max;
   catalog.seq_len_max = cache_options.seq_len_max;
   catalog.lease_ttl_ms_max = cache_options.lease_ttl_ms_max;
@@ -208,14 +210,17 @@ class Bench {
     PrintPair("bidi4_128_items", "MB/s", Quantile(rate[0], 0.5), Quantile(rate[1], 0.5), 0.8);
   }
 
+  // Each upload over a connection of its own: what one has of the machine, it keeps for its life.
   void Upload() {
     std::vector<double> rate[2];
     for (int block = 0; block < sizes_.blocks / 2; ++block) {
+      const auto handles = Create(daemon(), 1);
+      const auto chunks = Chunks(handles[0], sizes_.chunks);
       for (int i : {block % 2, 1 - block % 2}) {
-        const auto handles = Create(daemon(), 1);
-        rate[i].push_back(Client(targets_[i]).Upload(Chunks(handles[0], sizes_.chunks)) / 1e6);
-        Free(daemon(), handles);
+        const Target fresh = Connect(targets_[i].name, targets_[i].address);
+        rate[i].push_back(Client(fresh).Upload(chunks) / 1e6);
       }
+      Free(daemon(), handles);
     }
     PrintPair("upload_1mib_chunks", "MB/s", Quantile(rate[0], 0.5), Quantile(rate[1], 0.5), 0.8);
   }
@@ -282,11 +287,6 @@ class Bench {
   const Target targets_[2];
 };
 
-Target Connect(const char* name, const std::string& address) {
-  auto channel = Dial(address);
-  return {name, channel, v1::DecodeAttention::NewStub(channel)};
-}
-
 void Stop(const Child& child) {
   close(child.stop);
   int status = 0;
@@ -294,7 +294,7 @@ void Stop(const Child& child) {
   FP8KVD_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-int Main(bool smoke, const std::string& target) {
+int Main(bool smoke, bool uploads, const std::string& target) {
   // Before this process touches gRPC: a fork after that is not supported.
   const Child echo = Spawn([](auto until) { ServeEcho(kPollers, until); });
   const bool is_ours = target.empty();
@@ -309,12 +309,14 @@ int Main(bool smoke, const std::string& target) {
   {
     Bench bench(sizes, Connect("echo", "127.0.0.1:" + std::to_string(echo.port)),
                 Connect("daemon", address));
-    bench.UnaryAndBidi(1);
-    bench.UnaryAndBidi(8);
     bench.Upload();
-    bench.DecodeBesideUpload();
-    bench.BidiOneByOne();
-    if (!smoke) bench.BidiBytes();
+    if (!uploads) {
+      bench.UnaryAndBidi(1);
+      bench.UnaryAndBidi(8);
+      bench.DecodeBesideUpload();
+      bench.BidiOneByOne();
+    }
+    if (!uploads && !smoke) bench.BidiBytes();
     if (is_ours) {
       bench.Threads(daemon.pid);
     } else {
@@ -331,16 +333,19 @@ int Main(bool smoke, const std::string& target) {
 
 int main(int argc, char** argv) {
   bool smoke = false;
+  bool uploads = false;
   std::string target;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--smoke") == 0) {
       smoke = true;
+    } else if (std::strcmp(argv[i], "--uploads") == 0) {
+      uploads = true;
     } else if (std::strncmp(argv[i], "--target=", 9) == 0) {
       target = argv[i] + 9;
     } else {
-      std::fputs("usage: rpc_bench [--smoke] [--target=HOST:PORT]\n", stderr);
+      std::fputs("usage: rpc_bench [--smoke] [--uploads] [--target=HOST:PORT]\n", stderr);
       return 2;
     }
   }
-  return fp8kvd::bench::Main(smoke, target);
+  return fp8kvd::bench::Main(smoke, uploads, target);
 }

@@ -25,6 +25,7 @@ inline constexpr int64_t kChunkBytes = int64_t{kChunkTokens} * kKvHeads * kHeadD
 
 struct Target {
   const char* name;
+  std::string address;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::DecodeAttention::Stub> stub;  // of the daemon: both get its handles
 };
@@ -35,6 +36,11 @@ inline std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+inline Target Connect(const char* name, const std::string& address) {
+  auto channel = Dial(address);
+  return {name, address, channel, v1::DecodeAttention::NewStub(channel)};
 }
 
 inline grpc::ByteBuffer ToBytes(const google::protobuf::Message& message) {
