@@ -160,11 +160,12 @@ absl::Status AppendWork::Prepare(grpc::ByteBuffer* message, cache::TenantId tena
   return status;
 }
 
+// Nobody looks for its end, nor for that of Run: who looks meanwhile takes the next chunk's bytes
+// from its connection a few at a time, as they come, and is the slower for it.
 void AppendWork::Load(const Arrival* arrival) {
   arrival_.reset();
   if (arrival != nullptr) arrival_ = *arrival;
   parts().copiers->Run(this);
-  Expect();
 }
 
 // On a copier.
@@ -190,7 +191,7 @@ absl::Status AppendWork::Run(const Arrival& arrival) {
   SenderOf(arrival).Sign(&message_.request());
   absl::Status status = engine().Submit(&message_.request());
   if (status.ok()) {
-    Expect();
+    if (!is_large()) Expect();
     return status;
   }
   retry_after_ms_ = message_.request().retry_after_ms;
