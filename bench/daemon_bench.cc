@@ -11,7 +11,8 @@
 // Prints one JSON object; batch_items_mean is the mean number of items in the launches that served
 // the calls, by call; append_gbps is what the processes together sent meanwhile of prompts of
 // append_tokens tokens, a layer a call, before the decodes (0: nobody did). With --waits=1 it says
-// "filled" on stderr when the sequences have their tokens, and goes on when a line comes.
+// "filled" on stderr when the sequences have their tokens and "decoded" behind the last decode, and
+// goes on when a line comes.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,7 +55,7 @@ struct Load {
   int64_t steps = 50;
   int64_t append_tokens = 0;
   int64_t in_place = 0;  // 1: rows lie in the session from the start (Client::MakeRows)
-  int64_t waits = 0;     // 1: for a line, before anything is measured
+  int64_t waits = 0;     // 1: for a line, before anything is measured and after it
   Transport transport = Transport::kGrpc;
 };
 
@@ -340,6 +341,12 @@ double Phase(const std::vector<std::unique_ptr<Process>>& processes) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+void SayAndWait(const char* what) {
+  std::fputs(what, stderr);
+  while (std::getchar() != '\n' && !std::feof(stdin)) {
+  }
+}
+
 int Run(const std::string& target, const Load& load) {
   // Before this process touches gRPC: a fork after that is not supported.
   std::vector<std::unique_ptr<Process>> processes;
@@ -376,13 +383,10 @@ int Run(const std::string& target, const Load& load) {
     process->orders.Write(prompts.data(), prompts.size() * sizeof(Handle));
   }
   for (const auto& process : processes) process->reports.Get<char>();
-  if (load.waits > 0) {
-    std::fputs("filled\n", stderr);
-    while (std::getchar() != '\n' && !std::feof(stdin)) {
-    }
-  }
+  if (load.waits > 0) SayAndWait("filled\n");
   const double append_s = Phase(processes);
   const double wall_s = Phase(processes);
+  if (load.waits > 0) SayAndWait("decoded\n");
   std::vector<double> all;
   double items = 0;
   for (const auto& process : processes) {

@@ -187,22 +187,25 @@ class Bench:
                                   *(f"--{key}={value}" for key, value in flags.items()))
 
     def load(self, running, said=(), **flags):
-        """What daemon_bench prints, and what the daemon says of the time after its sequences were
-        filled: means of its stages, and its threads' part of the processors."""
+        """What daemon_bench prints, and what the daemon says of the time from when its sequences
+        were filled to its last decode: means of its stages, what came of K and V, whoever sent it,
+        and its threads' part of the processors."""
         with subprocess.Popen(self.argv(running, waits=1, **flags), stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as load:
-            said_first = load.stderr.readline()
-            before, threads, began = metrics(self.http), running.thread_seconds(), time.monotonic()
+            told = load.stderr.readline()
+            began, before, threads = time.monotonic(), metrics(self.http), running.thread_seconds()
+            print(file=load.stdin, flush=True)
+            told += load.stderr.readline()
+            ended, after, now = time.monotonic(), metrics(self.http), running.thread_seconds()
             try:
                 stdout, stderr = load.communicate("\n", timeout=120)
             except subprocess.TimeoutExpired:
                 load.kill()
                 raise
         if load.returncode != 0:
-            raise RuntimeError(f"daemon_bench {flags}: {said_first}{stderr[-2000:]}")
-        after, wall_s = metrics(self.http), time.monotonic() - began
-        used = sorted((seconds - threads.get(name, 0)) / wall_s
-                      for name, seconds in running.thread_seconds().items())
+            raise RuntimeError(f"daemon_bench {flags}: {told}{stderr[-2000:]}")
+        wall_s = ended - began
+        used = sorted((seconds - threads.get(name, 0)) / wall_s for name, seconds in now.items())
 
         def mean(total, count, scale):
             return round(scale * (after[total] - before[total]) /
