@@ -238,8 +238,8 @@ def rpc(programs, args, out, log):
     bench = Bench(programs, args, log)
     smoke = ["--smoke"] if args.rehearse else []
     rounds = []
-    for flags in ([], *4 * (["--uploads"],)):
-        with bench.daemon() as running:
+    for flags, staging in (([], 4 << 30), *4 * ((["--uploads"], 1 << 30),)):
+        with bench.daemon(staging=staging) as running:
             measured = json.loads(programs.run("rpc_bench", f"--target={running.target}", *flags,
                                                *smoke))
         if not flags:
