@@ -40,6 +40,7 @@ constexpr int64_t kPoolBytes = int64_t{20} << 30;
 constexpr int64_t kRotatedBytes = int64_t{320} << 20;
 constexpr int32_t kCopiesMax = 512;
 constexpr int32_t kReplays = 9;
+constexpr int32_t kTurns = 19;  // replays of each, where two are compared
 
 // Places in the scratch memory.
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -81,6 +82,8 @@ struct Gpu::Problem {
   const DecodeRow* device_rows = nullptr;
   // The last token of each sequence, written again.
   const NewToken* device_tokens = nullptr;
+
+  int32_t launches() const { return std::max(20, copies); }
 };
 
 Gpu::Gpu() {
@@ -194,43 +197,56 @@ Gpu::Problem Gpu::Place(const Shape& shape) {
   return problem;
 }
 
-double Gpu::MedianUs(int32_t launches, const std::function<void(int32_t)>& launch) {
-  launch(0);
-  Must(cudaStreamSynchronize(stream_), "the first launch");
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  Must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capturing");
-  for (int32_t i = 0; i < launches; ++i) launch(i);
-  Must(cudaStreamEndCapture(stream_, &graph), "capturing");
-  Must(cudaGraphInstantiate(&replay, graph, 0), "making a graph");
+std::vector<double> Gpu::MediansUs(int32_t launches, const std::vector<Operation>& operations) {
+  struct Timed {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replay = nullptr;
+    std::vector<double> times;
+  };
+  std::vector<Timed> all(operations.size());
+  for (size_t k = 0; k < all.size(); ++k) {
+    const Operation& launch = operations[k];
+    launch(0);
+    Must(cudaStreamSynchronize(stream_), "the first launch");
+    Must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capturing");
+    for (int32_t i = 0; i < launches; ++i) launch(i);
+    Must(cudaStreamEndCapture(stream_, &all[k].graph), "capturing");
+    Must(cudaGraphInstantiate(&all[k].replay, all[k].graph, 0), "making a graph");
+  }
   cudaEvent_t begin = nullptr;
   cudaEvent_t end = nullptr;
   Must(cudaEventCreate(&begin), "making an event");
   Must(cudaEventCreate(&end), "making an event");
-  std::vector<double> times;
-  for (int32_t i = -2; i < kReplays; ++i) {
-    Must(cudaEventRecord(begin, stream_), "timing");
-    Must(cudaGraphLaunch(replay, stream_), "replaying");
-    Must(cudaEventRecord(end, stream_), "timing");
-    Must(cudaEventSynchronize(end), "replaying");
-    float ms = 0.0F;
-    Must(cudaEventElapsedTime(&ms, begin, end), "timing");
-    if (i >= 0) times.push_back(1e3 * static_cast<double>(ms) / launches);
+  const int32_t replays = all.size() > 1 ? kTurns : kReplays;
+  for (int32_t i = -2; i < replays; ++i) {
+    for (Timed& timed : all) {
+      Must(cudaEventRecord(begin, stream_), "timing");
+      Must(cudaGraphLaunch(timed.replay, stream_), "replaying");
+      Must(cudaEventRecord(end, stream_), "timing");
+      Must(cudaEventSynchronize(end), "replaying");
+      float ms = 0.0F;
+      Must(cudaEventElapsedTime(&ms, begin, end), "timing");
+      if (i >= 0) timed.times.push_back(1e3 * static_cast<double>(ms) / launches);
+    }
   }
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
   uint32_t progress = 0;
   Must(cudaMemcpy(&progress, workspace_.progress, sizeof(progress), cudaMemcpyDeviceToHost),
        "reading the progress");
   FP8KVD_CHECK(progress == 0);  // every launch leaves it as it found it
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  std::vector<double> medians;
+  for (Timed& timed : all) {
+    cudaGraphExecDestroy(timed.replay);
+    cudaGraphDestroy(timed.graph);
+    std::sort(timed.times.begin(), timed.times.end());
+    medians.push_back(timed.times[timed.times.size() / 2]);
+  }
+  return medians;
 }
 
-double Gpu::DecodeUs(const Shape& shape, const Variant& variant) {
-  const Problem problem = Place(shape);
+Gpu::Operation Gpu::DecodeOf(const Problem& problem, const Variant& variant) const {
+  const Shape& shape = problem.shape;
   const int32_t group = shape.group();
   const DecodeKernel* kernel =
       FindDecodeKernel(variant.sm, shape.precision, shape.head_dim, shape.q_len * group);
@@ -240,7 +256,7 @@ double Gpu::DecodeUs(const Shape& shape, const Variant& variant) {
   const auto is_cut = [&](const DecodeRow& row) {
     return variant.batch_invariant && PairsAlone(*kernel, row, group) == 0;
   };
-  const int64_t cut = std::ranges::find_if_not(rows, is_cut) - rows.begin();
+  const auto cut = static_cast<int32_t>(std::ranges::find_if_not(rows, is_cut) - rows.begin());
   const LaunchWork cut_work = WorkOfRows(rows.first(cut), group, kernel->grain, true);
   const LaunchWork whole_work = WorkOfRows(rows.subspan(cut), group, kernel->grain, false);
   if (cut_work.items * PieceFloats(kernel->grain.columns, shape.head_dim) * 4 > kPiecesBytes) {
@@ -252,26 +268,40 @@ double Gpu::DecodeUs(const Shape& shape, const Variant& variant) {
   args.group_inverse = GroupInverse(group);
   args.out_type = OutType::kBf16;
   args.cache = variant.with_append ? CacheState::kBelowQueries : CacheState::kSettled;
-  const int32_t launches = std::max(20, problem.copies);
-  return MedianUs(launches, [&](int32_t i) {
-    const int64_t first = int64_t{i % problem.copies} * count;
-    if (variant.with_append) args.tokens = problem.device_tokens + first;
-    args.rows = problem.device_rows + first;
-    args.rows_count = static_cast<int32_t>(cut);
+  const DecodeRow* all_rows = problem.device_rows;
+  const NewToken* tokens = variant.with_append ? problem.device_tokens : nullptr;
+  const int32_t copies = problem.copies;
+  return [=, this](int32_t index) mutable {
+    const int64_t first = int64_t{index % copies} * count;
+    if (tokens != nullptr) args.tokens = tokens + first;
+    args.rows = all_rows + first;
+    args.rows_count = cut;
     args.batch_invariant = true;
     if (cut > 0) {
       const LaunchShape items = ShapeFor(*kernel, limits_, args.rows_count, cut_work);
       Must(kernel->launch(args, items, stream_), "decoding");
     }
     args.rows += cut;
-    args.rows_count = count - static_cast<int32_t>(cut);
+    args.rows_count = count - cut;
     args.batch_invariant = false;
     if (args.rows_count == 0) return;
     const LaunchShape whole = variant.batch_invariant
                                   ? ShapeOfPairsAlone(*kernel, limits_, whole_work)
                                   : ShapeFor(*kernel, limits_, args.rows_count, whole_work);
     Must(kernel->launch(args, whole, stream_), "decoding");
-  });
+  };
+}
+
+double Gpu::DecodeUs(const Shape& shape) {
+  const Problem problem = Place(shape);
+  return MediansUs(problem.launches(), {DecodeOf(problem, Variant{})})[0];
+}
+
+Gpu::Beside Gpu::DecodeBesideDefault(const Shape& shape, const Variant& variant) {
+  const Problem problem = Place(shape);
+  const std::vector<double> us =
+      MediansUs(problem.launches(), {DecodeOf(problem, variant), DecodeOf(problem, Variant{})});
+  return {us[0], us[1]};
 }
 
 Gpu::Append Gpu::BulkAppend(Precision precision, int32_t head_dim, int32_t seqs, int32_t kv_heads,
@@ -298,14 +328,15 @@ Gpu::Append Gpu::BulkAppend(Precision precision, int32_t head_dim, int32_t seqs,
          scratch_);
   const auto* device_rows = reinterpret_cast<const AppendRow*>(scratch_ + kAppendRowsAt);
   Append result{};
-  result.us = MedianUs(std::max(20, problem.copies), [&](int32_t i) {
-    const AppendRow* of_copy = device_rows + int64_t{i % problem.copies} * seqs;
+  const Operation append = [&](int32_t index) {
+    const AppendRow* of_copy = device_rows + int64_t{index % problem.copies} * seqs;
     Must(LaunchAppend({.params = {of_copy, seqs, head_dim, precision},
                        .tiles_max = (n + kTileTokens - 1) / kTileTokens * kv_heads,
                        .tables_settled = true},
                       stream_),
          "appending");
-  });
+  };
+  result.us = MediansUs(problem.launches(), {append})[0];
   result.bytes = 4 * elements * seqs + shape.KvBytes();
   filled_head_dim_ = 0;  // the pool holds other data now
   return result;
@@ -313,11 +344,11 @@ Gpu::Append Gpu::BulkAppend(Precision precision, int32_t head_dim, int32_t seqs,
 
 double Gpu::ReadGbps() {
   constexpr int64_t kBytes = int64_t{8} << 30;
-  const double us = MedianUs(3, [&](int32_t i) {
-    Must(LaunchRead(pool_ + i % 2 * kBytes, kBytes, workspace_.piece_flags + 1024, stream_),
+  const Operation read = [&](int32_t index) {
+    Must(LaunchRead(pool_ + index % 2 * kBytes, kBytes, workspace_.piece_flags + 1024, stream_),
          "reading");
-  });
-  return static_cast<double>(kBytes) / us / 1e3;
+  };
+  return static_cast<double>(kBytes) / MediansUs(3, {read})[0] / 1e3;
 }
 
 double Gpu::CopyGbps() {

@@ -44,7 +44,14 @@ class Gpu {
 
   // Median time of one operation in a graph of at least 20 that walks over so many copies of the
   // cache that they touch 320 MB (five times the L2), of 9 replays after 2.
-  double DecodeUs(const Shape& shape, const Variant& variant);
+  double DecodeUs(const Shape& shape);
+  // The same of a variant and of the default, whose graphs are replayed in turns, 19 times each:
+  // clocks drift by more than they differ.
+  struct Beside {
+    double us;
+    double default_us;
+  };
+  Beside DecodeBesideDefault(const Shape& shape, const Variant& variant);
   // n tokens of each of `seqs` sequences: time, and bytes read and written.
   struct Append {
     double us;
@@ -64,7 +71,11 @@ class Gpu {
   void Fill(Precision precision, int32_t head_dim);
   void Upload(const void* from, int64_t bytes, int64_t offset, uint8_t* to) const;
   Problem Place(const Shape& shape);
-  double MedianUs(int32_t launches, const std::function<void(int32_t)>& launch);
+  // Queues the index-th of a row of operations.
+  using Operation = std::function<void(int32_t index)>;
+  Operation DecodeOf(const Problem& problem, const Variant& variant) const;
+  // Of one in a graph of so many, for each of these operations. Graphs are replayed in turns.
+  std::vector<double> MediansUs(int32_t launches, const std::vector<Operation>& operations);
 
   cudaDeviceProp properties_{};
   kernels::cuda::DeviceLimits limits_{};

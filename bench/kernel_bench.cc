@@ -103,6 +103,17 @@ std::vector<Cell> NamedCells() {
           {"I", Uniform(1, 131072, 64, 8)}};
 }
 
+// Of 1 GB and more in fp8_kv, for batch_invariant.
+std::vector<Cell> LongCells() {
+  Shape ragged = Uniform(64, 1, 64, 8);
+  for (size_t i = 0; i < ragged.kv_lens.size(); ++i) {
+    ragged.kv_lens[i] = static_cast<int32_t>(12000 - 61 * i);
+  }
+  return {{"64 x 8157 to 12000", ragged},
+          {"16 x 32768", Uniform(16, 32768, 64, 8)},
+          {"4 x 131072", Uniform(4, 131072, 64, 8)}};
+}
+
 // About 1.1 GB of fp8_kv cache (2.1 GB of bf16) at any head_dim and number of KV heads.
 int32_t LenForBytes(int32_t batch, int32_t kv_heads, int32_t head_dim) {
   const int64_t elements = int64_t{64} * 8192 * 8 * 128;
@@ -175,15 +186,14 @@ class Bench {
     }
   }
 
-  // The same cells another way; what the default took stands beside it.
+  // The same cells another way, in turns with the default.
   void Variants(const std::vector<Cell>& cells, const Variant& variant, const char* name,
                 std::string* json) {
     for (const Cell& cell : cells) {
       for (const Precision precision : {Precision::kFp8Kv, Precision::kBf16}) {
         Shape shape = cell.shape;
         shape.precision = precision;
-        const double us = gpu_.DecodeUs(shape, variant);
-        const double plain = gpu_.DecodeUs(shape, Variant{});
+        const auto [us, plain] = gpu_.DecodeBesideDefault(shape, variant);
         std::printf("%s, %s, %s: %.2f us, default %.2f us (%+.2f us, %.3f)\n", name,
                     cell.name.c_str(), Name(precision), us, plain, us - plain, us / plain);
         char more[48];
@@ -241,7 +251,7 @@ class Bench {
       Shape shape = cell.shape;
       shape.precision = precision;
       const int i = precision == Precision::kFp8Kv ? 0 : 1;
-      us[i] = gpu_.DecodeUs(shape, Variant{});
+      us[i] = gpu_.DecodeUs(shape);
       share[i] = static_cast<double>(shape.KvBytes()) / us[i] / 1e3 / read_gbps_;
       Join(&cells_, CellJson(shape, us[i], ""));
     }
@@ -310,6 +320,7 @@ int Main(int argc, char** argv) {
     Variant invariant;
     invariant.batch_invariant = true;
     bench.Variants(named, invariant, "batch_invariant", bench.batch_invariant());
+    bench.Variants(LongCells(), invariant, "batch_invariant", bench.batch_invariant());
     Variant generic;
     generic.sm = 80;
     bench.Variants(named, generic, "generic", bench.generic());

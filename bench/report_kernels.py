@@ -102,16 +102,25 @@ def shape_table(data, shapes):
     return rows
 
 
+def size_of(cell):
+    lens = cell["kv_len"]
+    return f"{cell['batch']} x " + (str(lens) if isinstance(lens, int)
+                                    else f"{lens[-1]} to {lens[0]}")
+
+
 def variant_table(data):
     names = {named_shape(b, k, q, h): n for n, b, k, q, h, _, _ in NAMED}
     rows = ["| cell | precision | default us | batch_invariant | generic (sm_80) kernels |",
             "|---|---|---|---|---|"]
     generic = {(key(c), c["precision"]): c for c in data["generic"]}
     for cell in data["batch_invariant"]:
-        other = generic[(key(cell), cell["precision"])]
-        rows.append(f"| {names[key(cell)]} | {cell['precision']} | {cell['default_us']:.2f} "
+        other = generic.get((key(cell), cell["precision"]))
+        of_generic = "" if other is None else (
+            f"{other['us']:.2f} ({other['us'] / other['default_us']:.2f}x) ")
+        rows.append(f"| {names.get(key(cell), size_of(cell))} | {cell['precision']} "
+                    f"| {cell['default_us']:.2f} "
                     f"| {cell['us']:.2f} ({cell['us'] / cell['default_us']:.2f}x) "
-                    f"| {other['us']:.2f} ({other['us'] / other['default_us']:.2f}x) |")
+                    f"| {of_generic}|")
     return rows
 
 
