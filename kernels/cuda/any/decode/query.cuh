@@ -9,66 +9,69 @@
 
 namespace fp8kvd::kernels::cuda {
 
-// Makes a query's bf16 f16, in fp8_kv. Where each lane's largest value is 2^-6 to 2^15, or 0, as
-// nearly always, they stay as they are, but for 2^-25; others are scaled by powers of two
+// A query's bf16 on their way to f16, in fp8_kv. Where each lane's largest value is 2^-6 to 2^15,
+// or 0, as nearly always, they stay as they are, but for 2^-25; others are scaled by powers of two
 // first, so that the largest is 2^15 to 2^16, and Query::down says by which.
 template <class T>
 class QueryInF16 {
  public:
-  __device__ __forceinline__ static void Make(Query<T>& q) {
-    uint4 x[T::kNTiles][kChunks];
+  static constexpr int32_t kChunks = (T::kDimTiles + 1) / 2;
+
+  // q: as bf16.
+  __device__ __forceinline__ explicit QueryInF16(const Query<T>& q) {
     uint4 largest{};
 #pragma unroll
     for (int32_t n = 0; n < T::kNTiles; ++n) {
 #pragma unroll
       for (int32_t c = 0; c < kChunks; ++c) {
-        x[n][c] = q.Get(n, c);
-        largest = {MaxOfMagnitudes(largest.x, x[n][c].x), MaxOfMagnitudes(largest.y, x[n][c].y),
-                   MaxOfMagnitudes(largest.z, x[n][c].z), MaxOfMagnitudes(largest.w, x[n][c].w)};
+        x_[n][c] = q.Get(n, c);
+        largest = {MaxOfMagnitudes(largest.x, x_[n][c].x), MaxOfMagnitudes(largest.y, x_[n][c].y),
+                   MaxOfMagnitudes(largest.z, x_[n][c].z), MaxOfMagnitudes(largest.w, x_[n][c].w)};
       }
     }
     const uint32_t pair =
         MaxOfPairs(MaxOfPairs(largest.x, largest.y), MaxOfPairs(largest.z, largest.w));
-    const uint32_t of_lane = max(pair & 0xFFFFU, pair >> 16);
-    if (__any_sync(kAllLanes, IsMisfit(of_lane))) q.down = Scale(of_lane, x);
-#pragma unroll
-    for (int32_t n = 0; n < T::kNTiles; ++n) {
-#pragma unroll
-      for (int32_t c = 0; c < kChunks; ++c) {
-        const uint4 y = x[n][c];
-        q.Set(n, c, {ToF16(y.x), ToF16(y.y), ToF16(y.z), ToF16(y.w)});
-      }
-    }
+    largest_ = max(pair & 0xFFFFU, pair >> 16);
   }
 
- private:
-  static constexpr int32_t kChunks = (T::kDimTiles + 1) / 2;
-  static constexpr int32_t kBias = 127;
-  static constexpr int32_t kLargest = 15;
-
-  // largest: a magnitude as bf16.
-  __device__ __forceinline__ static bool IsMisfit(uint32_t largest) {
+  // Whether no lane's part has to be scaled. All lanes call it.
+  __device__ __forceinline__ bool Fits() const {
     constexpr uint32_t kFrom = (kBias - 6) << 7;
     constexpr uint32_t kTo = (kBias + kLargest) << 7;
-    return largest != 0U && largest - kFrom >= kTo - kFrom;
+    return !__any_sync(kAllLanes, largest_ != 0U && largest_ - kFrom >= kTo - kFrom);
   }
 
-  // Scales the query, and returns what takes it back.
-  __device__ __forceinline__ static float Scale(uint32_t largest_of_lane,
-                                                uint4 (&x)[T::kNTiles][kChunks]) {
-    const uint32_t largest = __reduce_max_sync(kAllLanes, largest_of_lane);
+  // Scales, and returns what takes that back.
+  __device__ __forceinline__ float Scale() {
+    const uint32_t largest = __reduce_max_sync(kAllLanes, largest_);
     const int32_t exponent = max(static_cast<int32_t>(largest >> 7) - kBias, kLargest - kBias + 1);
     const __nv_bfloat162 up = __float2bfloat162_rn(PowerOfTwo(kLargest - exponent));
 #pragma unroll
     for (int32_t n = 0; n < T::kNTiles; ++n) {
 #pragma unroll
       for (int32_t c = 0; c < kChunks; ++c) {
-        uint4& y = x[n][c];
+        uint4& y = x_[n][c];
         y = {Times(y.x, up), Times(y.y, up), Times(y.z, up), Times(y.w, up)};
       }
     }
     return PowerOfTwo(exponent - kLargest);
   }
+
+  // Leaves them in q, as f16.
+  __device__ __forceinline__ void Store(Query<T>& q) const {
+#pragma unroll
+    for (int32_t n = 0; n < T::kNTiles; ++n) {
+#pragma unroll
+      for (int32_t c = 0; c < kChunks; ++c) {
+        const uint4 y = x_[n][c];
+        q.Set(n, c, {ToF16(y.x), ToF16(y.y), ToF16(y.z), ToF16(y.w)});
+      }
+    }
+  }
+
+ private:
+  static constexpr int32_t kBias = 127;
+  static constexpr int32_t kLargest = 15;
 
   __device__ __forceinline__ static uint32_t Times(uint32_t pair, __nv_bfloat162 factor) {
     const __nv_bfloat162 scaled = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair), factor);
@@ -77,12 +80,19 @@ class QueryInF16 {
   __device__ __forceinline__ static uint32_t ToF16(uint32_t pair) {
     return PackF16(LowValue(pair), HighValue(pair));
   }
+
+  uint4 x_[T::kNTiles][kChunks];
+  uint32_t largest_;  // this lane's largest magnitude, as bf16
 };
 
 // Makes a query of bf16 what the cache's elements are multiplied with.
 template <class T>
 __device__ __forceinline__ void MakeOperand(Query<T>& q) {
-  if constexpr (T::kFp8) QueryInF16<T>::Make(q);
+  if constexpr (T::kFp8) {
+    QueryInF16<T> f16(q);
+    if (!f16.Fits()) q.down = f16.Scale();
+    f16.Store(q);
+  }
 }
 
 // Where a pair's query waits in shared memory, until its turn comes or for good
@@ -249,17 +259,24 @@ __device__ __forceinline__ void AttendOneByOne(Pipeline& pipeline, const Attenti
 }
 
 // The same where a step is a unit, and keys of the first one, which is here, are ready. acc is as
-// Clear left it.
-template <class T, class Ring, class Pipeline>
+// Clear left it. in_f16: what became q. Whether it fits is asked while the first products are on
+// their way; where it does not, scale() mends q and `attention`, and they are taken again.
+template <class T, class Ring, class Pipeline, class Scale>
 __device__ __forceinline__ void AttendFrom(const FirstKeys<T>& keys, uint8_t* unit,
                                            Pipeline& pipeline, const Attention<T>& attention,
                                            Stretch stretch, int32_t lane, const Query<T>& q,
-                                           Accumulator<T>& acc, int32_t let_next_at) {
+                                           Accumulator<T>& acc, int32_t let_next_at,
+                                           const QueryInF16<T>& in_f16, const Scale& scale) {
   static_assert(T::kFp8 && T::kUnitTiles == T::kTilesAtOnce);
   Tiles<T> tiles;
   int32_t token = stretch.token;
   bool is_edge = attention.IsEdge(token);
-  tiles.Begin(unit, keys, lane, q);
+#pragma unroll 1
+  for (bool scaled = false;; scaled = true) {
+    tiles.Begin(unit, keys, lane, q);
+    if (scaled || in_f16.Fits()) break;
+    scale();
+  }
   attention.template Score<true>(tiles, token, is_edge, lane, acc);
   tiles.End(lane, acc);
   for (int32_t i = 1;; ++i) {

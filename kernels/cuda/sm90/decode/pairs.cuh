@@ -140,29 +140,64 @@ __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow
 template <class T>
 inline constexpr bool kKeysAhead = (T::kFp8 && T::kUnitTiles == T::kTilesAtOnce);
 
-// A warp's units, while the query is on its way to q or to the stage.
+// A pair's query on its way to a warp: to its registers, or to the stage where they do not suffice.
+// What can be known before it may be read is found out by the constructor.
+template <class T>
+class ComingQuery {
+ public:
+  __device__ __forceinline__ ComingQuery(const DecodeArgs& args, const DecodeRow& row,
+                                         const Pair& pair, uint8_t* stage, int32_t lane)
+      : args_(args), row_(row), pair_(pair), place_(args, row, pair, lane), stage_(stage) {}
+
+  // Sets it out, also a second time. It is bf16.
+  __device__ __forceinline__ void Ask(int32_t lane, Query<T>& q) const {
+    if constexpr (T::kQueryInShared) {
+      stage_.Fetch(args_, row_, pair_, lane);
+    } else {
+      place_.Load(lane, q);
+    }
+  }
+  // Until it is in q.
+  __device__ __forceinline__ void Await() const {
+    if constexpr (T::kQueryInShared) WaitForCopies();
+  }
+
+ private:
+  const DecodeArgs& args_;
+  const DecodeRow& row_;
+  const Pair& pair_;
+  const QueryPlace<T> place_;
+  const QueryStage<T> stage_;
+};
+
+// A warp's units, from before the query that was asked for is there.
 template <class T, class Ring, class Pipeline>
-__device__ __forceinline__ void AttendAsQueryComes(const QueryStage<T>& stage, Pipeline& pipeline,
+__device__ __forceinline__ void AttendAsQueryComes(const ComingQuery<T>& query, Pipeline& pipeline,
                                                    Attention<T>& attention, const Stretch& stretch,
                                                    int32_t lane, Query<T>& q, Accumulator<T>& acc,
                                                    int32_t let_next_at) {
-  const auto take_query = [&] {
-    if constexpr (T::kQueryInShared) {
-      stage.Take(lane, q);
-    } else {
-      MakeOperand<T>(q);
-    }
-    attention.CountQuery(q);
-  };
   if constexpr (kKeysAhead<T>) {
     FirstKeys<T> keys;
     uint8_t* unit = pipeline.Wait();
     keys.Load(unit, lane);
-    take_query();
+    query.Await();
+    const QueryInF16<T> as_it_is(q);
+    as_it_is.Store(q);
+    const auto scale = [&] {
+      query.Ask(lane, q);
+      query.Await();
+      QueryInF16<T> scaled(q);
+      q.down = scaled.Scale();
+      scaled.Store(q);
+      attention.CountQuery(q);
+    };
     acc.Clear();
-    AttendFrom<T, Ring>(keys, unit, pipeline, attention, stretch, lane, q, acc, let_next_at);
+    AttendFrom<T, Ring>(keys, unit, pipeline, attention, stretch, lane, q, acc, let_next_at,
+                        as_it_is, scale);
   } else {
-    take_query();
+    query.Await();
+    MakeOperand<T>(q);
+    attention.CountQuery(q);
     acc.Clear();
     AttendUnits<T, Ring>(pipeline, attention, stretch, lane, q, acc, let_next_at);
   }
@@ -202,22 +237,18 @@ __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_p
   pipeline.Start(args.cache == CacheState::kBelowQueries || args.tokens != nullptr);
   const bool has_last = mine > 0 && of_cta.first + warp + (mine - 1) * warps == units - 1;
   if (has_last) AppendTokenOfPair<T, Ring>(args, row_index, row, pair);
-  const QueryPlace<T> query(args, row, pair, lane);
+  uint8_t* const stage = ring + stages * T::kUnitBytes;
+  const ComingQuery<T> query(args, row, pair, stage, lane);
   Attention<T> attention = {row, args.group_inverse, pair.column_first};
   WaitForPreviousLaunch();
   if (args.cache != CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
   if (mine > 0) {
-    const QueryStage<T> stage(ring + stages * T::kUnitBytes);
-    Query<T> q(stage.shared());
-    if constexpr (T::kQueryInShared) {
-      stage.Fetch(args, row, pair, lane);
-    } else {
-      query.Load(lane, q);
-    }
+    Query<T> q(reinterpret_cast<uint4*>(stage));
+    query.Ask(lane, q);
     pipeline.Start(false);
     Accumulator<T> acc;
     const Stretch stretch = {first * T::kUnitTokens, warps * T::kUnitTokens, mine};
-    AttendAsQueryComes<T, Ring>(stage, pipeline, attention, stretch, lane, q, acc,
+    AttendAsQueryComes<T, Ring>(query, pipeline, attention, stretch, lane, q, acc,
                                 lets_next_late ? 0 : -1);
     Close<T>(acc);
     __syncwarp();  // the ring is free
