@@ -21,6 +21,7 @@ constexpr int32_t kClusterMax = 8;
 constexpr int32_t kTokensOfPairCta = 256;
 constexpr int32_t kTokensOfPairWarpMax = 256;  // above, an even cut of all units is faster ...
 constexpr int32_t kLongPairClusterMax = 2;     // ... unless these read as fast as the memory gives
+constexpr int32_t kTokensOfFp8CtaMax = 8192;   // ... (KeepsUp)
 constexpr int32_t kTokensOfManyPairsMax = 512;
 constexpr int32_t kTokensOfFewTilesMax = 64;
 constexpr int32_t kTokensOfLongPairsMin = 4096;
@@ -71,6 +72,22 @@ bool FillsRounds(const DecodeKernel& kernel, const DeviceLimits& device, const L
   return 10 * work.pairs >= 9 * ((work.pairs + round - 1) / round) * round;
 }
 
+// Whether the CTAs of a shape that gives each pair a cluster, few as they are, read as fast as the
+// memory gives. In fp8_kv arithmetic comes close behind, and what they win is the seam: where they
+// leave half of the multiprocessors to the next launch's, or take nearly all, and none has much to
+// do.
+bool KeepsUp(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchShape& shape,
+             int32_t tokens) {
+  if (kernel.grain.columns > 8 || shape.cluster > kLongPairClusterMax ||
+      9 * shape.ctas < 4 * device.multiprocessors) {
+    return false;
+  }
+  if (kernel.precision == Precision::kBf16) return true;
+  const bool leave_half = 2 * shape.ctas <= device.multiprocessors;
+  const bool take_all = 10 * shape.ctas >= 7 * device.multiprocessors && kernel.head_dim >= 128;
+  return tokens <= shape.cluster * kTokensOfFp8CtaMax && (leave_half || take_all);
+}
+
 // The stages of a shape that gives each pair a cluster, whose CTAs and warps are known.
 void FitPairs(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchWork& work,
               bool is_long, LaunchShape& shape) {
@@ -115,12 +132,9 @@ bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const
   shape.row_pairs = work.row_pairs;
   shape.few_tiles = tokens <= kTokensOfFewTilesMax;
   const int32_t warp_tokens = tokens / (shape.cluster * shape.warps);
-  const bool keeps_up = kernel.precision == Precision::kBf16 && kernel.grain.columns == 8 &&
-                        shape.cluster <= kLongPairClusterMax &&
-                        9 * shape.ctas >= 4 * device.multiprocessors;
   const bool is_long = tokens > kTokensOfManyPairsMax;
   if (many ? is_long && !FillsRounds(kernel, device, work, tokens)
-           : warp_tokens > kTokensOfPairWarpMax && !keeps_up) {
+           : warp_tokens > kTokensOfPairWarpMax && !KeepsUp(kernel, device, shape, tokens)) {
     return false;
   }
   FitPairs(kernel, device, work, is_long, shape);

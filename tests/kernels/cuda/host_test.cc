@@ -239,6 +239,19 @@ TEST(LaunchShape, GivesLongPairsOfBf16ACtaEachWhereTheyFillRounds) {
   EXPECT_EQ(ShapeOf(90, Precision::kBf16, more, false).cluster, 0);
 }
 
+TEST(LaunchShape, GivesLongPairsOfFp8ClustersWhereTheNextLaunchFindsRoomOrNoneIsIdle) {
+  const auto cluster = [](Precision precision, int32_t rows_count, int32_t tokens) {
+    const std::vector<DecodeRow> rows(rows_count, RowOf(tokens - 1, 1, 0));  // 3 pairs each
+    return ShapeOf(90, precision, rows, false).cluster;
+  };
+  EXPECT_EQ(cluster(Precision::kFp8Kv, 10, 8192), 2) << "60 CTAs of 132";
+  EXPECT_EQ(cluster(Precision::kFp8Kv, 24, 4096), 0) << "72 CTAs";
+  EXPECT_EQ(cluster(Precision::kFp8Kv, 40, 8192), 1) << "120 CTAs";
+  EXPECT_EQ(cluster(Precision::kFp8Kv, 10, 32768), 0) << "arithmetic does not keep up";
+  EXPECT_EQ(cluster(Precision::kBf16, 24, 4096), 1);
+  EXPECT_EQ(cluster(Precision::kBf16, 10, 32768), 2);
+}
+
 TEST(InvariantItems, FollowFromTheRowAndAreAtMostAsManyAsThereIsRoomFor) {
   for (const DecodeKernel& kernel : DecodeTable()) {
     for (const auto& [tokens, items] : {std::pair(1, 1),
