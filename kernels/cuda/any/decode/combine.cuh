@@ -126,22 +126,21 @@ __device__ __forceinline__ void ForColumns(Team team, int32_t columns, const Vis
   }
 }
 
-// Joins the pieces of one group: into the output, or into the CTA's own piece of a cut pair.
-template <class T>
+// Joins the `count` pieces of one group, at(i) each: into the output, or into the CTA's own piece
+// of a cut pair.
+template <class T, class At>
 __device__ __forceinline__ void CombineInCta(const DecodeArgs& args, const CtaCut& cut,
-                                             int32_t warps, int32_t group, Team team,
+                                             int32_t warps, int32_t group, const Owner& owner,
+                                             int32_t count, const At& at, Team team,
                                              PieceList& list) {
-  const Owner owner = OwnerOf(list, group);
   const Pair& pair = owner.pair;
-  const int32_t first = list.group_first[group];
-  const int32_t count = list.group_first[group + 1] - first;
   const bool begins_here = pair.units.first >= cut.units.first;
   const bool whole = begins_here && pair.units.end <= cut.units.end;
   const int32_t first_cta = begins_here ? blockIdx.x : FloorDiv(pair.units.first, cut.share);
   float* left = CtaPiece<T>(args, warps, first_cta, blockIdx.x);
   ForColumns<T>(team, pair.columns, [&](int32_t column, int32_t dim) {
     const Merged merged = MergePieces<T, true>(
-        count, [&](int32_t i) { return list.at[first + i] + column * T::kPieceStride; }, dim);
+        count, [&](int32_t i) { return at(i) + column * T::kPieceStride; }, dim);
     if (whole) {
       WriteMerged<T>(args, owner.row, pair, merged, column, dim);
       return;
@@ -190,12 +189,11 @@ __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner&
   });
 }
 
-// The marks are filled in and the rings are done with; ends with the CTA's share of the work done.
+// Joins the pieces of each pair that the CTA's warps left some of.
 template <class T>
-__device__ __forceinline__ void Combine(const DecodeArgs& args, const CtaCut& cut, int32_t warps,
-                                        uint8_t* rings, int32_t ring_bytes, PieceList& list) {
-  const PieceMarks& marks = list.marks[threadIdx.x / kWarpLanes];
-  if (__syncthreads_or(marks.head.units.first >= 0 || marks.tail.units.first >= 0) == 0) return;
+__device__ __forceinline__ void CombinePairs(const DecodeArgs& args, const CtaCut& cut,
+                                             int32_t warps, const uint8_t* rings,
+                                             int32_t ring_bytes, PieceList& list) {
   ListPieces<T>(args, warps, rings, ring_bytes, list);
   // Pairs are shared out over the warps: each to one, or to 2, 4 ... while there are enough.
   int32_t each_log2 = 0;
@@ -206,7 +204,49 @@ __device__ __forceinline__ void Combine(const DecodeArgs& args, const CtaCut& cu
   const int32_t mine = (thread / kWarpLanes) >> each_log2;
   const Team team = {thread & (team_threads - 1), team_threads};
   for (int32_t group = mine; mine < teams && group < list.groups; group += teams) {
-    CombineInCta<T>(args, cut, warps, group, team, list);
+    const int32_t first = list.group_first[group];
+    CombineInCta<T>(
+        args, cut, warps, group, OwnerOf(list, group), list.group_first[group + 1] - first,
+        [&](int32_t i) { return list.at[first + i]; }, team, list);
+  }
+}
+
+// The same where the CTA has units of one pair alone: each of `count` warps, the first ones, has
+// left a tail. Nothing needs to be listed.
+template <class T>
+__device__ __forceinline__ void CombineOnePair(const DecodeArgs& args, const CtaCut& cut,
+                                               int32_t warps, int32_t count, const uint8_t* rings,
+                                               int32_t ring_bytes, PieceList& list) {
+  const PieceMarks& marks = list.marks[0];
+  const Team all = {static_cast<int32_t>(threadIdx.x), static_cast<int32_t>(blockDim.x)};
+  if (all.thread == 0) {
+    list.mark[0] = 1;  // for OwnerOf
+    list.group_first[0] = 0;
+    list.cut[0].group = list.cut[1].group = -1;
+  }
+  const auto* first = reinterpret_cast<const float*>(rings);
+  CombineInCta<T>(
+      args, cut, warps, 0, {marks.tail, marks.tail_row}, count,
+      [&](int32_t i) { return first + i * (ring_bytes / 4); }, all, list);
+}
+
+// The marks are filled in and the rings are done with; ends with the CTA's share of the work done.
+template <class T>
+__device__ __forceinline__ void Combine(const DecodeArgs& args, const CtaCut& cut, int32_t warps,
+                                        uint8_t* rings, int32_t ring_bytes, PieceList& list) {
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const PieceMarks& marks = list.marks[thread / kWarpLanes];
+  const Range& pair = marks.tail.units;
+  const bool leaves = marks.head.units.first >= 0 || pair.first >= 0;
+  // If for one warp, then for all that have work. Such a warp counts as one thread, others as all.
+  const bool is_one_pair =
+      pair.first >= 0 && pair.first <= cut.units.first && pair.end >= cut.units.end;
+  const int32_t count = __syncthreads_count(leaves && (!is_one_pair || thread % kWarpLanes == 0));
+  if (count == 0) return;
+  if (count <= kWarpsLimit) {
+    CombineOnePair<T>(args, cut, warps, count, rings, ring_bytes, list);
+  } else {
+    CombinePairs<T>(args, cut, warps, rings, ring_bytes, list);
   }
   __syncthreads();
   const PieceList::Cut& ends_here = list.cut[0];
