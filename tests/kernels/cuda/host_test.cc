@@ -131,10 +131,15 @@ TEST(PaceFor, CountsEveryCheckOfALaunch) {
 }
 
 TEST(PaceFor, ChecksAFewTimesAWarpAndNotWhereThereIsLittleToDo) {
-  EXPECT_EQ(PaceFor(32768, 256, 8, 8192).every, 4);  // 32 units a warp
-  EXPECT_EQ(PaceFor(131072, 1024, 4, 256).every, 32);
+  EXPECT_EQ(PaceFor(32768, 256, 8, 8192).every, 4);    // 32 units a warp
+  EXPECT_EQ(PaceFor(131072, 1024, 4, 256).every, 16);  // not 32
   EXPECT_EQ(PaceFor(128 * 128, 128, 4, 32).every, kNoPace.every);
   EXPECT_EQ(PaceFor(4096, 8192, 8, 0).every, kNoPace.every);  // no CTA has a whole share
+}
+
+TEST(PaceFor, HoldsAWarpWithALongWayToGoBackMore) {
+  EXPECT_EQ(PaceFor(131072, 1024, 4, 256).fewer, 2);
+  EXPECT_EQ(PaceFor(98304, 768, 4, 192).fewer, 1);
 }
 
 // Bytes that a CTA waits for and nobody sends would hang a launch.

@@ -1,6 +1,6 @@
 // kernels/cuda/any/decode/pace.cuh: keeps the warps of a launch together (decision 0023). The
 // memory serves some multiprocessors faster than others. A warp that gets ahead of the launch's
-// mean keeps one unit less under way until it no longer is, so that the slow ones get more. Only
+// mean keeps fewer units under way until it no longer is, so that the slow ones get more. Only
 // speed depends on it.
 #pragma once
 
@@ -22,8 +22,8 @@ struct PaceTerms {
   float units_each;  // that the mean warp has done, for each check counted
   float lead;        // units that a warp may be ahead of what it knows of the mean
   uint32_t last;     // DecodeArgs::progress counts up to here and then is 0 again
-  uint32_t unused;   // seen[] takes copies of 16 bytes
-  uint4 seen[1];     // [warps]: .x is the progress that the warp saw last
+  int32_t fewer;     // units under way of a warp that is ahead
+  uint4 seen[1];     // [warps]: .x is the progress that the warp saw last; copies of 16 bytes
 
   static constexpr int32_t Bytes(int32_t warps) { return 16 * (1 + warps); }
 };
@@ -36,8 +36,9 @@ class Pace {
   __device__ __forceinline__ Pace(uint32_t* progress, PaceTerms& terms)
       : progress_(progress), terms_(terms), mask_(kNoPace.every - 1) {}
 
-  // All threads of the CTA call it, with a barrier before the first unit is done.
-  __device__ __forceinline__ void Keep(const PacePlan& plan) {
+  // All threads of the CTA call it, with a barrier before the first unit is done. stages: of the
+  // ring, at least 3: beside the unit in work one stays under way.
+  __device__ __forceinline__ void Keep(const PacePlan& plan, int32_t stages) {
     mask_ = plan.every - 1;
     if (plan.every == kNoPace.every) return;
     const auto thread = static_cast<int32_t>(threadIdx.x);
@@ -47,39 +48,45 @@ class Pace {
     terms_.units_each = every / static_cast<float>(plan.ctas);
     // A check knows what was counted at the one before.
     terms_.lead = every;
+    terms_.fewer = min(plan.fewer, stages - 2);
     terms_.last = static_cast<uint32_t>(plan.checks) - 1U;
   }
 
   // All lanes call it after each unit. How many units to set out now.
   __device__ __forceinline__ int32_t UnitDone() {
     ++done_;
-    return (done_ & mask_) == 0 ? Check() : 1;
+    if ((done_ & mask_) == 0) wanted_ = Check();
+    if (wanted_ > fewer_) {
+      ++fewer_;
+      return 0;
+    }
+    const int32_t count = 1 + fewer_ - wanted_;
+    fewer_ = wanted_;
+    return count;
   }
 
  private:
-  // The first warp of each CTA counts for it; all look.
+  // The first warp of each CTA counts for it; all look. How many units fewer are to be under way.
   __device__ __forceinline__ int32_t Check() {
-    bool ahead = false;
+    int32_t fewer = 0;
     const auto thread = static_cast<int32_t>(threadIdx.x);
     if (thread % kWarpLanes == 0) {
       uint4& seen = terms_.seen[thread / kWarpLanes];
       WaitForCopies();  // of the check before
       const float mean = terms_.units_each * static_cast<float>(seen.x);
-      ahead = static_cast<float>(done_) > mean + terms_.lead;
+      if (static_cast<float>(done_) > mean + terms_.lead) fewer = terms_.fewer;
       if (thread == 0) CountUpTo(progress_, terms_.last);
       CopyAsyncPastL1(&seen, progress_);
     }
-    ahead = __shfl_sync(kAllLanes, ahead, 0);
-    const int32_t count = (ahead ? 0 : 1) + (held_ ? 1 : 0);
-    held_ = ahead;
-    return count;
+    return __shfl_sync(kAllLanes, fewer, 0);
   }
 
   uint32_t* const progress_;
   PaceTerms& terms_;
   int32_t mask_;
   int32_t done_ = 0;
-  bool held_ = false;  // a unit less is under way
+  int32_t fewer_ = 0;   // units under way than stages
+  int32_t wanted_ = 0;  // what that is to be
 };
 
 template <class Kind>

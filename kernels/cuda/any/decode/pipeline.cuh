@@ -50,7 +50,7 @@ class Pipeline {
 
   // From here on; before a unit is done.
   __device__ __forceinline__ void Keep(const PacePlan& plan) {
-    if constexpr (PaceKind::kIsOn) pace_.Keep(plan);
+    if constexpr (PaceKind::kIsOn) pace_.Keep(plan, stages_);
   }
 
   // The next unit's bytes, once they are here.
