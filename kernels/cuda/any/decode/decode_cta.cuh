@@ -57,11 +57,8 @@ __host__ __device__ constexpr SharedLayout LayoutOf(int32_t rows_count, int32_t 
 }
 
 // Units beyond its rings, at most, that a CTA has brought near before it waits for the launch
-// before, and beyond those when it has waited: until rings are free again the memory would have
-// nothing to do. More win nothing, nor does the latter in fp8_kv (docs/performance.md).
+// before. More win nothing (docs/performance.md).
 inline constexpr int32_t kNearUnits = 8;
-template <class T>
-inline constexpr int32_t kNearUnitsAfterwards = T::kFp8 ? 0 : 16;
 
 // A launch that lets the next one start late does so when of each CTA the first warp has no more
 // units to set out than these, so that CTAs that are done before the others make room for it.
@@ -257,7 +254,7 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   if constexpr (T::kColumns <= NearRows::kColumnsMax) {
     if (args.tokens != nullptr) AppendTokens<T, Ring>(args, map, units, row);
   }
-  pipeline.BringNear(0, kNearUnits / warps);
+  pipeline.BringNear(kNearUnits / warps);
   // A warp that holds a unit back still has one under way beside the one in work. Short launches do
   // not wait for a plan.
   const bool is_paced = PaceKind::kIsOn && stages > 2 && !args.batch_invariant &&
@@ -269,7 +266,6 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
                          list.marks[warp], lets_next_late ? kLastUnits : -1);
   if (is_paced) __syncthreads();  // its terms are there
   WaitForPreviousLaunch();
-  pipeline.BringNear(kNearUnits / warps, kNearUnitsAfterwards<T> / warps);
   if (args.cache != CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
   if (args.tokens != nullptr) {
     Ring::OrderStoresBeforeCopiesOfThem();

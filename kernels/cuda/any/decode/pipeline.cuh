@@ -37,14 +37,12 @@ class Pipeline {
     }
   }
 
-  // Has some of the units that are not set out yet, from the `first` of them on, brought as far as
-  // the second-level cache, for a warp that waits for the launch before and so cannot free its
-  // ring: the memory would have nothing to do.
-  __device__ __forceinline__ void BringNear(int32_t first, int32_t count) const {
+  // Has the next units after those brought as far as the second-level cache, for a warp that waits
+  // for the launch before and so cannot free its ring: the memory would have nothing to do.
+  __device__ __forceinline__ void BringNear(int32_t count) const {
     if constexpr (Ring::kBringsNear) {
-      const int32_t begin = issued_ + first;
-      const int32_t end = min(begin + count, min(Units(), looked_up_));
-      if (lane_ >= begin && lane_ < end) Ring::BringNear(found_);
+      const int32_t end = min(issued_ + count, min(Units(), looked_up_));
+      if (lane_ >= issued_ && lane_ < end) Ring::BringNear(found_);
     }
   }
 
