@@ -8,8 +8,8 @@
 namespace fp8kvd::kernels::cuda {
 namespace {
 
-// The largest sum of units that the kernels' 32-bit counters take.
-constexpr int64_t kLaunchUnitsMax = (int64_t{1} << 31) - 1;
+// The largest sum of units whose costs the kernels' 32-bit counters take.
+constexpr int64_t kLaunchUnitsMax = ((int64_t{1} << 31) - 1) / CostOfPair(1);
 
 constexpr int64_t kProgressBytes = 16;
 

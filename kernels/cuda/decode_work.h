@@ -97,6 +97,11 @@ FP8KVD_HOST_DEVICE constexpr int32_t ShareOf(int32_t items, int32_t workers, int
   return share <= allowed ? share : even;
 }
 
+// Where pairs are not equally long, a launch is cut evenly by what they cost: their units, and so
+// many more for each pair, since a warp that goes on to the next one has to wait for its query.
+inline constexpr int32_t kPairCost = 4;
+FP8KVD_HOST_DEVICE constexpr int32_t CostOfPair(int32_t units) { return units + kPairCost; }
+
 // The slack of a CTA's share: a pair cut between CTAs waits for the slowest of them and is read
 // back, which takes as long as 64 more tokens of each warp.
 FP8KVD_HOST_DEVICE constexpr int32_t CtaSlack(int32_t warps, Grain grain) {
@@ -107,8 +112,13 @@ FP8KVD_HOST_DEVICE constexpr int32_t CtaSlack(int32_t warps, Grain grain) {
 struct PacePlan {
   int32_t every;   // units of a warp, a power of two
   int32_t checks;  // of the first warps of all CTAs together
-  int32_t ctas;    // that have a whole share
+  int32_t of_cta;  // of the first warp of one that has a whole share
+  int32_t ctas;    // that have one; the next has the rest
   int32_t fewer;   // units under way of a warp that is ahead
+
+  FP8KVD_HOST_DEVICE constexpr int32_t ChecksOf(int32_t cta) const {
+    return cta < ctas ? of_cta : cta == ctas ? checks - ctas * of_cta : 0;
+  }
 };
 
 // Up to so many checks a warp, of CTAs with at least so many units: more cost more than they win.
@@ -117,7 +127,7 @@ struct PacePlan {
 inline constexpr int32_t kChecksMax = 12;
 inline constexpr int32_t kCheckedUnitsMax = 16;
 inline constexpr int32_t kPacedUnitsMin = 192;
-inline constexpr PacePlan kNoPace = {1 << 30, 1, 1, 0};
+inline constexpr PacePlan kNoPace = {1 << 30, 1, 1, 1, 0};
 
 // Units of the first warp of a CTA that has so many.
 FP8KVD_HOST_DEVICE constexpr int32_t FirstShareOf(int32_t units, int32_t warps,
@@ -135,9 +145,9 @@ FP8KVD_HOST_DEVICE constexpr PacePlan PaceFor(int32_t units, int32_t share, int3
   if (share < kPacedUnitsMin || ctas == 0) return kNoPace;
   int32_t every = 1;
   while (every * kChecksMax < first && every < kCheckedUnitsMax) every *= 2;
-  const int32_t checks =
-      ctas * FloorDiv(first, every) + FloorDiv(FirstShareOf(rest, warps, pair_units), every);
-  return {every, checks, ctas, every * kChecksMax < first ? 2 : 1};
+  const int32_t of_cta = FloorDiv(first, every);
+  const int32_t checks = ctas * of_cta + FloorDiv(FirstShareOf(rest, warps, pair_units), every);
+  return {every, checks, of_cta, ctas, every * kChecksMax < first ? 2 : 1};
 }
 
 // Floats of one piece: for each column head_dim sums, the maximum, the sum of the weights, and two

@@ -125,6 +125,9 @@ TEST(PaceFor, CountsEveryCheckOfALaunch) {
         ASSERT_EQ(plan.checks, ChecksMade(units, share, warps, pair_units, plan.every))
             << units << " units, pairs of " << pair_units << ", " << warps << " warps";
         ASSERT_EQ(plan.every & (plan.every - 1), 0);
+        int64_t checks = 0;
+        for (int32_t cta = 0; cta < 132; ++cta) checks += plan.ChecksOf(cta);
+        ASSERT_EQ(checks, plan.checks);
       }
     }
   }

@@ -24,25 +24,22 @@ struct PieceMarks {
   DecodeRow tail_row;
 };
 
+// The CTA's part of the cut. It lies in shared memory while the warps are at work.
+struct CtaCut {
+  Range parts;
+  int32_t share;    // of each CTA
+  int32_t uniform;  // WorkMap::uniform
+  CutBy by;
+};
+
 // The pieces of a CTA, those of one pair together.
 struct PieceList {
+  CtaCut cut;
   PieceMarks marks[kWarpsLimit];
   const float* at[kPiecesMax];
   int32_t mark[kPiecesMax];             // 2 * warp, + 1 for a tail
   int32_t group_first[kPiecesMax + 1];  // into `at`: one group for each pair, then the end
   int32_t groups;
-  // The pair that began before this CTA, and the one that goes on after it; group -1: none.
-  struct Cut {
-    int32_t group;
-    int32_t first_cta;
-    int32_t ctas;
-  } cut[2];
-};
-
-// The CTA's part of the cut.
-struct CtaCut {
-  Range units;    // of this CTA
-  int32_t share;  // units of each CTA
 };
 
 // What a group's pieces are of.
@@ -105,7 +102,6 @@ __device__ __forceinline__ void ListPieces(const DecodeArgs& args, int32_t warps
     if (lane == 0) {
       list.groups = __popc(leaders);
       list.group_first[list.groups] = __popc(there);
-      list.cut[0].group = list.cut[1].group = -1;
     }
   }
   __syncthreads();
@@ -126,32 +122,43 @@ __device__ __forceinline__ void ForColumns(Team team, int32_t columns, const Vis
   }
 }
 
-// Joins the `count` pieces of one group, at(i) each: into the output, or into the CTA's own piece
-// of a cut pair.
-template <class T, class At>
-__device__ __forceinline__ void CombineInCta(const DecodeArgs& args, const CtaCut& cut,
-                                             int32_t warps, int32_t group, const Owner& owner,
-                                             int32_t count, const At& at, Team team,
-                                             PieceList& list) {
-  const Pair& pair = owner.pair;
-  const bool begins_here = pair.units.first >= cut.units.first;
-  const bool whole = begins_here && pair.units.end <= cut.units.end;
-  const int32_t first_cta = begins_here ? blockIdx.x : FloorDiv(pair.units.first, cut.share);
-  float* left = CtaPiece<T>(args, warps, first_cta, blockIdx.x);
-  ForColumns<T>(team, pair.columns, [&](int32_t column, int32_t dim) {
-    const Merged merged = MergePieces<T, true>(
-        count, [&](int32_t i) { return at(i) + column * T::kPieceStride; }, dim);
-    if (whole) {
-      WriteMerged<T>(args, owner.row, pair, merged, column, dim);
-      return;
-    }
-    float* to = left + column * T::kPieceStride;
-    *reinterpret_cast<float4*>(to + dim) = merged.o;
-    if (dim == 0) *reinterpret_cast<float2*>(to + T::kHeadDim) = {merged.origin, merged.sum};
+// Of a pair that the CTA has units of.
+struct CtaSpan {
+  int32_t first_cta;  // that has any
+  bool ends_here;
+
+  __device__ __forceinline__ bool IsWhole() const { return ends_here && BeginsHere(); }
+  __device__ __forceinline__ bool BeginsHere() const {
+    return first_cta == static_cast<int32_t>(blockIdx.x);
+  }
+};
+
+__device__ __forceinline__ CtaSpan SpanOf(const WorkMap& map, const CtaCut& cut, const Pair& pair) {
+  const int32_t first = cut.by == CutBy::kCosts ? FirstCost(map, pair) : pair.units.first;
+  const int32_t end = first + pair.units.end - pair.units.first;
+  const bool begins_here = first >= cut.parts.first;
+  return {begins_here ? static_cast<int32_t>(blockIdx.x) : FloorDiv(first, cut.share),
+          end <= cut.parts.end};
+}
+
+// Joins a pair's pieces in the CTA, at(i) each, and gives take(column, dim, merged).
+template <class T, class At, class Take>
+__device__ __forceinline__ void JoinInCta(const Pair& pair, int32_t count, const At& at,
+                                          const Take& take) {
+  const Team all = {static_cast<int32_t>(threadIdx.x), static_cast<int32_t>(blockDim.x)};
+  ForColumns<T>(all, pair.columns, [&](int32_t column, int32_t dim) {
+    const auto of_column = [&](int32_t i) { return at(i) + column * T::kPieceStride; };
+    take(column, dim, MergePieces<T, true>(count, of_column, dim));
   });
-  if (whole || team.thread != 0) return;
-  const int32_t ctas = FloorDiv(pair.units.end - 1, cut.share) - first_cta + 1;
-  list.cut[begins_here ? 1 : 0] = {group, first_cta, ctas};
+}
+
+// Four dimensions of a column of the CTA's own piece of a pair that is cut between CTAs.
+template <class T>
+__device__ __forceinline__ void LeaveMerged(float* piece, const Merged& merged, int32_t column,
+                                            int32_t dim) {
+  float* to = piece + column * T::kPieceStride;
+  *reinterpret_cast<float4*>(to + dim) = merged.o;
+  if (dim == 0) *reinterpret_cast<float2*>(to + T::kHeadDim) = {merged.origin, merged.sum};
 }
 
 // Waits for the pieces of a cut pair's other CTAs, joins them with this one's and writes the
@@ -159,19 +166,20 @@ __device__ __forceinline__ void CombineInCta(const DecodeArgs& args, const CtaCu
 // where loads would wait for each other.
 template <class T>
 __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner& owner,
-                                            const PieceList::Cut& cut, int32_t warps,
-                                            uint8_t* shared, int32_t shared_bytes) {
+                                            int32_t first_cta, int32_t warps, uint8_t* shared,
+                                            int32_t shared_bytes) {
   const Pair& pair = owner.pair;
   const Team all = {static_cast<int32_t>(threadIdx.x), static_cast<int32_t>(blockDim.x)};
-  const float* pieces = CtaPiece<T>(args, warps, cut.first_cta, cut.first_cta);
-  const bool in_shared = cut.ctas * T::kPieceBytes <= shared_bytes;
+  const int32_t ctas = static_cast<int32_t>(blockIdx.x) - first_cta + 1;
+  const float* pieces = CtaPiece<T>(args, warps, first_cta, first_cta);
+  const bool in_shared = ctas * T::kPieceBytes <= shared_bytes;
   const int32_t lane = all.thread % kWarpLanes;
   const int32_t warp = all.thread / kWarpLanes;
-  for (int32_t i = warp + lane * warps; i < cut.ctas - 1; i += warps * kWarpLanes) {
-    AwaitFlag(args.piece_flags + CtaPieceSlot(cut.first_cta, cut.first_cta + i));
+  for (int32_t i = warp + lane * warps; i < ctas - 1; i += warps * kWarpLanes) {
+    AwaitFlag(args.piece_flags + CtaPieceSlot(first_cta, first_cta + i));
   }
   __syncwarp();
-  for (int32_t i = warp; in_shared && i < cut.ctas; i += warps) {
+  for (int32_t i = warp; in_shared && i < ctas; i += warps) {
     const int32_t piece = i * T::kPieceBytes;
     for (int32_t at = piece + lane * 16; at < piece + T::kPieceBytes; at += kWarpLanes * 16) {
       CopyAsyncPastL1(shared + at, reinterpret_cast<const uint8_t*>(pieces) + at);
@@ -183,81 +191,105 @@ __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner&
     const float* of_column =
         (in_shared ? reinterpret_cast<const float*>(shared) : pieces) + column * T::kPieceStride;
     const auto at = [&](int32_t i) { return of_column + i * (T::kPieceBytes / 4); };
-    const Merged merged = in_shared ? MergePieces<T, true>(cut.ctas, at, dim)
-                                    : MergePieces<T, false>(cut.ctas, at, dim);
+    const Merged merged =
+        in_shared ? MergePieces<T, true>(ctas, at, dim) : MergePieces<T, false>(ctas, at, dim);
     WriteMerged<T>(args, owner.row, pair, merged, column, dim);
   });
 }
 
-// Joins the pieces of each pair that the CTA's warps left some of.
-template <class T>
-__device__ __forceinline__ void CombinePairs(const DecodeArgs& args, const CtaCut& cut,
-                                             int32_t warps, const uint8_t* rings,
-                                             int32_t ring_bytes, PieceList& list) {
-  ListPieces<T>(args, warps, rings, ring_bytes, list);
-  // Pairs are shared out over the warps: each to one, or to 2, 4 ... while there are enough.
-  int32_t each_log2 = 0;
-  while (list.groups << (each_log2 + 1) <= warps) ++each_log2;
-  const int32_t teams = warps >> each_log2;
-  const int32_t team_threads = kWarpLanes << each_log2;
-  const auto thread = static_cast<int32_t>(threadIdx.x);
-  const int32_t mine = (thread / kWarpLanes) >> each_log2;
-  const Team team = {thread & (team_threads - 1), team_threads};
-  for (int32_t group = mine; mine < teams && group < list.groups; group += teams) {
-    const int32_t first = list.group_first[group];
-    CombineInCta<T>(
-        args, cut, warps, group, OwnerOf(list, group), list.group_first[group + 1] - first,
-        [&](int32_t i) { return list.at[first + i]; }, team, list);
-  }
+// What the CTA leaves of a pair is there: another one, the pair's last, waits for it.
+__device__ __forceinline__ void TellLastCta(const DecodeArgs& args, int32_t first_cta) {
+  __syncthreads();
+  // Who sees the flag sees what the CTA's threads wrote before the barrier.
+  if (threadIdx.x == 0) RaiseFlag(args.piece_flags + CtaPieceSlot(first_cta, blockIdx.x));
 }
 
-// The same where the CTA has units of one pair alone: each of `count` warps, the first ones, has
-// left a tail. Nothing needs to be listed.
+// The CTA left pieces of one pair alone: a tail of each of `count` warps, the first ones. Nothing
+// needs to be listed.
 template <class T>
-__device__ __forceinline__ void CombineOnePair(const DecodeArgs& args, const CtaCut& cut,
-                                               int32_t warps, int32_t count, const uint8_t* rings,
-                                               int32_t ring_bytes, PieceList& list) {
-  const PieceMarks& marks = list.marks[0];
-  const Team all = {static_cast<int32_t>(threadIdx.x), static_cast<int32_t>(blockDim.x)};
-  if (all.thread == 0) {
-    list.mark[0] = 1;  // for OwnerOf
-    list.group_first[0] = 0;
-    list.cut[0].group = list.cut[1].group = -1;
-  }
+__device__ __forceinline__ void CombineOnePair(const DecodeArgs& args, const WorkMap& map,
+                                               int32_t warps, int32_t count, uint8_t* rings,
+                                               int32_t ring_bytes, const PieceList& list) {
+  const Owner owner = {list.marks[0].tail, list.marks[0].tail_row};
+  const CtaSpan span = SpanOf(map, list.cut, owner.pair);
+  float* piece = CtaPiece<T>(args, warps, span.first_cta, blockIdx.x);
   const auto* first = reinterpret_cast<const float*>(rings);
-  CombineInCta<T>(
-      args, cut, warps, 0, {marks.tail, marks.tail_row}, count,
-      [&](int32_t i) { return first + i * (ring_bytes / 4); }, all, list);
+  JoinInCta<T>(
+      owner.pair, count, [&](int32_t i) { return first + i * (ring_bytes / 4); },
+      [&](int32_t column, int32_t dim, const Merged& merged) {
+        if (span.IsWhole()) {
+          WriteMerged<T>(args, owner.row, owner.pair, merged, column, dim);
+        } else {
+          LeaveMerged<T>(piece, merged, column, dim);
+        }
+      });
+  if (span.IsWhole()) return;
+  if (!span.ends_here) {
+    TellLastCta(args, span.first_cta);
+    return;
+  }
+  __syncthreads();
+  CombineCtas<T>(args, owner, span.first_cta, warps, rings, warps * ring_bytes);
+}
+
+// Of the CTA's pairs only the last may go on after it: another CTA waits for that piece, so it
+// comes first. Only the first may have begun before; if it ends here, this CTA joins it, last.
+template <class T>
+__device__ __forceinline__ void CombinePairs(const DecodeArgs& args, const WorkMap& map,
+                                             int32_t warps, uint8_t* rings, int32_t ring_bytes,
+                                             PieceList& list) {
+  ListPieces<T>(args, warps, rings, ring_bytes, list);
+  const auto join = [&](int32_t group, const auto& take) {
+    const int32_t first = list.group_first[group];
+    JoinInCta<T>(
+        OwnerOf(list, group).pair, list.group_first[group + 1] - first,
+        [&](int32_t i) { return list.at[first + i]; }, take);
+  };
+  const auto leave = [&](int32_t group, int32_t first_cta) {
+    float* piece = CtaPiece<T>(args, warps, first_cta, blockIdx.x);
+    join(group, [&](int32_t column, int32_t dim, const Merged& merged) {
+      LeaveMerged<T>(piece, merged, column, dim);
+    });
+  };
+  int32_t groups = list.groups;
+  const CtaSpan of_last = SpanOf(map, list.cut, OwnerOf(list, groups - 1).pair);
+  if (!of_last.ends_here) {
+    leave(--groups, of_last.first_cta);
+    TellLastCta(args, of_last.first_cta);
+    if (groups == 0) return;
+  }
+  const Owner first = OwnerOf(list, 0);
+  const CtaSpan of_first = SpanOf(map, list.cut, first.pair);
+  if (!of_first.BeginsHere()) leave(0, of_first.first_cta);
+  for (int32_t group = of_first.BeginsHere() ? 0 : 1; group < groups; ++group) {
+    const Owner owner = OwnerOf(list, group);
+    join(group, [&](int32_t column, int32_t dim, const Merged& merged) {
+      WriteMerged<T>(args, owner.row, owner.pair, merged, column, dim);
+    });
+  }
+  if (of_first.BeginsHere()) return;
+  __syncthreads();
+  CombineCtas<T>(args, first, of_first.first_cta, warps, rings, warps * ring_bytes);
 }
 
 // The marks are filled in and the rings are done with; ends with the CTA's share of the work done.
 template <class T>
-__device__ __forceinline__ void Combine(const DecodeArgs& args, const CtaCut& cut, int32_t warps,
+__device__ __forceinline__ void Combine(const DecodeArgs& args, const WorkMap& map, int32_t warps,
                                         uint8_t* rings, int32_t ring_bytes, PieceList& list) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const PieceMarks& marks = list.marks[thread / kWarpLanes];
-  const Range& pair = marks.tail.units;
-  const bool leaves = marks.head.units.first >= 0 || pair.first >= 0;
-  // If for one warp, then for all that have work. Such a warp counts as one thread, others as all.
-  const bool is_one_pair =
-      pair.first >= 0 && pair.first <= cut.units.first && pair.end >= cut.units.end;
-  const int32_t count = __syncthreads_count(leaves && (!is_one_pair || thread % kWarpLanes == 0));
+  const bool has_head = marks.head.units.first >= 0;
+  // A warp that leaves one piece counts as one thread, others that leave any as all of theirs.
+  const bool leaves = has_head || (marks.tail.units.first >= 0 && thread % kWarpLanes == 0);
+  const int32_t count = __syncthreads_count(leaves);
   if (count == 0) return;
-  if (count <= kWarpsLimit) {
-    CombineOnePair<T>(args, cut, warps, count, rings, ring_bytes, list);
+  // One piece each of one pair: of the first and of the last of so many, and so of those between.
+  const int32_t pair = list.marks[0].tail.units.first;
+  if (count <= kWarpsLimit && pair >= 0 && list.marks[count - 1].tail.units.first == pair) {
+    CombineOnePair<T>(args, map, warps, count, rings, ring_bytes, list);
   } else {
-    CombinePairs<T>(args, cut, warps, rings, ring_bytes, list);
+    CombinePairs<T>(args, map, warps, rings, ring_bytes, list);
   }
-  __syncthreads();
-  const PieceList::Cut& ends_here = list.cut[0];
-  const int32_t cta = blockIdx.x;
-  const bool joins = ends_here.group >= 0 && ends_here.first_cta + ends_here.ctas - 1 == cta;
-  if (thread < 2 && list.cut[thread].group >= 0 && !(thread == 0 && joins)) {
-    // Who sees the flag sees what the CTA's threads wrote before the barrier.
-    RaiseFlag(args.piece_flags + CtaPieceSlot(list.cut[thread].first_cta, cta));
-  }
-  if (!joins) return;
-  CombineCtas<T>(args, OwnerOf(list, ends_here.group), ends_here, warps, rings, warps * ring_bytes);
 }
 
 }  // namespace fp8kvd::kernels::cuda

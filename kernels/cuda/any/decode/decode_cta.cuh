@@ -231,16 +231,18 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
 
   if (args.cache == CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
   const WorkMap map = MapWork(args, T::kGrain, reinterpret_cast<int32_t*>(shared + layout.map));
-  const int32_t items = map.items[map.rows_count];
+  const CutBy by = CutOf(args, map);
+  const int32_t parts = PartsOf(map, by);
   // The slack is of units; an item of batch_invariant is many.
-  const int32_t slack = args.batch_invariant ? 0 : CtaSlack(warps, T::kGrain);
-  const int32_t share = ShareOf(items, gridDim.x, map.uniform, slack);
-  const Range cta_items = ShareAt({0, items}, share, blockIdx.x);
-  const int32_t warp_share = ShareOf(cta_items.end - cta_items.first, warps, map.uniform, 0);
-  const Range warp_items = ShareAt(cta_items, warp_share, warp);
-  const Range units = {UnitOfItem<T>(args, map, warp_items.first),
-                       UnitOfItem<T>(args, map, warp_items.end)};
+  const int32_t slack = by == CutBy::kItems ? 0 : CtaSlack(warps, T::kGrain);
+  const int32_t share = ShareOf(parts, gridDim.x, map.uniform, slack);
+  const Range cta_parts = ShareAt({0, parts}, share, blockIdx.x);
+  const int32_t warp_share = ShareOf(cta_parts.end - cta_parts.first, warps, map.uniform, 0);
+  const Range warp_parts = ShareAt(cta_parts, warp_share, warp);
+  const Range units = {UnitAt<T>(args, map, by, warp_parts.first),
+                       UnitAt<T>(args, map, by, warp_parts.end)};
 
+  if (threadIdx.x == 0) list.cut = {cta_parts, share, map.uniform, by};
   uint8_t* ring = rings + warp * layout.ring_bytes;
   const int32_t row = RowOf(map.units, map.rows_count, units.first);
   using PaceKind = typename Worker<T, Ring>::PaceKind;
@@ -258,8 +260,8 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   // A warp that holds a unit back still has one under way beside the one in work. Short launches do
   // not wait for a plan.
   const bool is_paced = PaceKind::kIsOn && stages > 2 && !args.batch_invariant &&
-                        items >= kPacedUnitsMin * static_cast<int32_t>(gridDim.x);
-  if (is_paced) pipeline.Keep(PaceFor(items, share, warps, map.uniform));
+                        parts >= kPacedUnitsMin * static_cast<int32_t>(gridDim.x);
+  if (is_paced) pipeline.Keep(PaceFor(parts, share, warps, map.uniform));
   Worker<T, Ring> worker(args, map, units, row, ring, layout.ring_bytes,
                          ring + stages * T::kUnitBytes,
                          reinterpret_cast<WarpState*>(shared + layout.states)[warp],
@@ -273,11 +275,12 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   }
   pipeline.Start(false);
   worker.Run(pipeline);
+  if (is_paced) pipeline.CountTheRest();
   if (args.batch_invariant) {
-    JoinItems<T>(args, map, {cta_items, share}, warps);
+    JoinItems<T>(args, map, list.cut, warps);
     return;
   }
-  Combine<T>(args, {cta_items, share}, warps, rings, layout.ring_bytes, list);
+  Combine<T>(args, map, warps, rings, layout.ring_bytes, list);
 }
 
 }  // namespace fp8kvd::kernels::cuda

@@ -35,14 +35,14 @@ struct PiecesOfPair {
   }
 };
 
-// cut: of the launch's items. One piece: the warp that has it has written the pair out.
+// One piece: the warp that has it has written the pair out.
 template <class T>
 __device__ __forceinline__ PiecesOfPair<T> PiecesOf(const DecodeArgs& args, const WorkMap& map,
                                                     const CtaCut& cut, int32_t warps,
                                                     const Range& items) {
   const int32_t cta = FloorDiv(items.first, cut.share);
   const Range of_cta = ShareAt({0, map.items[map.rows_count]}, cut.share, cta);
-  const int32_t share = ShareOf(of_cta.end - of_cta.first, warps, map.uniform, 0);
+  const int32_t share = ShareOf(of_cta.end - of_cta.first, warps, cut.uniform, 0);
   const int32_t warp = FloorDiv(items.first - of_cta.first, share);
   const int32_t end =
       T::kFoldsItems ? min(ShareAt(of_cta, share, warp).end, items.end) : items.first + 1;
@@ -82,15 +82,15 @@ __device__ __forceinline__ Merged AddUp(const PiecesOfPair<T>& pieces, int32_t c
   return merged;
 }
 
-// The CTA's items are done. cut: as of units, in items.
+// The CTA's items are done.
 template <class T>
 __device__ __forceinline__ void JoinItems(const DecodeArgs& args, const WorkMap& map,
                                           const CtaCut& cut, int32_t warps) {
-  const Range mine = cut.units;
+  __syncthreads();
+  const Range mine = cut.parts;
   if (mine.first >= mine.end) return;
   const Team all = {static_cast<int32_t>(threadIdx.x), static_cast<int32_t>(blockDim.x)};
   const auto cta = static_cast<int32_t>(blockIdx.x);
-  __syncthreads();
   if (all.thread == 0 && ItemsAround(map, mine.end - 1).items.end > mine.end) {
     // Who sees the flag sees what the CTA's threads wrote before the barrier.
     RaiseFlag(args.piece_flags + cta);

@@ -23,9 +23,10 @@ struct PaceTerms {
   float lead;        // units that a warp may be ahead of what it knows of the mean
   uint32_t last;     // DecodeArgs::progress counts up to here and then is 0 again
   int32_t fewer;     // units under way of a warp that is ahead
+  uint32_t checks;   // of this CTA's first warp
   uint4 seen[1];     // [warps]: .x is the progress that the warp saw last; copies of 16 bytes
 
-  static constexpr int32_t Bytes(int32_t warps) { return 16 * (1 + warps); }
+  static constexpr int32_t Bytes(int32_t warps) { return 16 * (2 + warps); }
 };
 
 class Pace {
@@ -50,6 +51,14 @@ class Pace {
     terms_.lead = every;
     terms_.fewer = min(plan.fewer, stages - 2);
     terms_.last = static_cast<uint32_t>(plan.checks) - 1U;
+    terms_.checks = static_cast<uint32_t>(plan.ChecksOf(static_cast<int32_t>(blockIdx.x)));
+  }
+
+  // After the last unit. The plan is of costs, and a warp may have fewer units than its share costs.
+  __device__ __forceinline__ void CountTheRest() {
+    if (threadIdx.x != 0 || mask_ == kNoPace.every - 1) return;
+    const auto made = static_cast<uint32_t>(done_ / (mask_ + 1));
+    for (uint32_t i = made; i < terms_.checks; ++i) CountUpTo(progress_, terms_.last);
   }
 
   // All lanes call it after each unit. How many units to set out now.

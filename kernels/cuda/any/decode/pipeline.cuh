@@ -51,6 +51,11 @@ class Pipeline {
     if constexpr (PaceKind::kIsOn) pace_.Keep(plan, stages_);
   }
 
+  // All units are done.
+  __device__ __forceinline__ void CountTheRest() {
+    if constexpr (PaceKind::kIsOn) pace_.CountTheRest();
+  }
+
   // The next unit's bytes, once they are here.
   __device__ __forceinline__ uint8_t* Wait() {
     Ring::Wait(full_ + stage_, phase_);

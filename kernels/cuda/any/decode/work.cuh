@@ -1,6 +1,6 @@
 // kernels/cuda/any/decode/work.cuh: which units belong to which warp. There is no planning pass:
-// every CTA sums the rows' units in its prologue, where it overlaps the launch before, and cuts
-// them evenly.
+// every CTA sums the rows' work in its prologue, where it overlaps the launch before, and cuts it
+// evenly: batch_invariant by items, else by units, or by what they cost (decode_work.h).
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,9 @@ __device__ __forceinline__ RowWork WorkOf(const DecodeRow& row, int32_t group) {
 // Units stand in one order: rows, in a row its pairs, in a pair its tokens.
 struct WorkMap {
   const int32_t* units;       // [rows_count + 1] in shared memory: units of the rows before
-  const int32_t* items;       // the same in items
-  const int32_t* pair_items;  // [rows_count]: items of each pair of a row (batch_invariant alone)
+  const int32_t* items;       // batch_invariant: the same in items
+  const int32_t* costs;       // without: in costs
+  const int32_t* pair_items;  // [rows_count]: items of each pair of a row, or units
   int32_t rows_count;
   int32_t uniform;  // items of every pair, when all have the same number; else 0
 };
@@ -77,7 +78,7 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, Grain grain, 
   const int32_t warps = blockDim.x / kWarpLanes;
   int32_t* of_cta = shared + 2 * warps;
   int32_t* units = of_cta + 2;
-  int32_t* items = args.batch_invariant ? units + rows + 1 : units;
+  int32_t* parts = units + rows + 1;  // items or costs
   int32_t* of_pair = units + 2 * (rows + 1);
   const int32_t share = CeilDiv(rows, blockDim.x);
   const int32_t first = min(static_cast<int32_t>(threadIdx.x) * share, rows);
@@ -93,13 +94,13 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, Grain grain, 
     }
     const RowWork work = WorkOf(row, args.group, grain);
     int32_t pair_items = work.units;
-    if (args.batch_invariant) {
-      pair_items = InvariantItems(row, args.group, grain);
-      of_pair[r] = pair_items;
-    }
-    units[r] = work.units * work.pairs;
-    if (args.batch_invariant) items[r] = pair_items * work.pairs;
-    mine = {mine.x + work.units * work.pairs, mine.y + pair_items * work.pairs};
+    if (args.batch_invariant) pair_items = InvariantItems(row, args.group, grain);
+    of_pair[r] = pair_items;
+    const int32_t pair_parts = args.batch_invariant ? pair_items : CostOfPair(work.units);
+    const int2 of_row = {work.units * work.pairs, pair_parts * work.pairs};
+    units[r] = of_row.x;
+    parts[r] = of_row.y;
+    mine = {mine.x + of_row.x, mine.y + of_row.y};
     items_min = min(items_min, pair_items);
     items_max = max(items_max, pair_items);
   }
@@ -107,18 +108,18 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, Grain grain, 
   int2 total;
   int2 before = PrefixOfThreads(mine, reinterpret_cast<int2*>(shared), total);
   for (int32_t r = first; r < end; ++r) {
-    const int2 of_row = {units[r], items[r]};
+    const int2 of_row = {units[r], parts[r]};
     units[r] = before.x;
-    if (args.batch_invariant) items[r] = before.y;
+    parts[r] = before.y;
     before = {before.x + of_row.x, before.y + of_row.y};
   }
   if (threadIdx.x == 0) {
     units[rows] = total.x;
-    items[rows] = total.y;
+    parts[rows] = total.y;
   }
   const bool same = first >= end || (items_min == items_max && items_max == *of_cta);
   const bool uniform = __syncthreads_and(same) != 0;
-  return {units, items, of_pair, rows, uniform ? *of_cta : 0};
+  return {units, parts, parts, of_pair, rows, uniform ? *of_cta : 0};
 }
 
 // [first, end).
@@ -152,13 +153,43 @@ __device__ __forceinline__ ItemsOfPair ItemsAround(const WorkMap& map, int32_t i
 template <class T>
 __device__ __forceinline__ int32_t UnitOfItem(const DecodeArgs& args, const WorkMap& map,
                                               int32_t item) {
-  if (!args.batch_invariant) return item;
-  if (item >= map.items[map.rows_count]) return map.units[map.rows_count];
   const ItemsOfPair of = ItemsAround(map, item);
   const DecodeRow& row = args.rows[of.row];
   const int32_t units = WorkOf<T>(row, args.group).units;
   return map.units[of.row] + of.pair * units +
          (item - of.items.first) * InvariantItemUnits(row, args.group, T::kGrain);
+}
+
+// The first unit at or after a place among costs. What a pair costs beyond its units stands before
+// them.
+__device__ __forceinline__ int32_t UnitOfCost(const WorkMap& map, int32_t cost) {
+  const int32_t row = RowOf(map.costs, map.rows_count, cost);
+  const int32_t units = map.pair_items[row];
+  const int32_t in_row = cost - map.costs[row];
+  const int32_t pair = FloorDiv(in_row, CostOfPair(units));
+  const int32_t in_pair = max(in_row - pair * CostOfPair(units) - kPairCost, 0);
+  return map.units[row] + pair * units + in_pair;
+}
+
+// What the CTAs of a launch share evenly.
+enum class CutBy : uint8_t { kUnits, kCosts, kItems };
+
+__device__ __forceinline__ CutBy CutOf(const DecodeArgs& args, const WorkMap& map) {
+  return args.batch_invariant ? CutBy::kItems : map.uniform > 0 ? CutBy::kUnits : CutBy::kCosts;
+}
+
+// How many there are.
+__device__ __forceinline__ int32_t PartsOf(const WorkMap& map, CutBy by) {
+  return by == CutBy::kUnits ? map.units[map.rows_count] : map.costs[map.rows_count];
+}
+
+// The first unit of a share that begins at one of them.
+template <class T>
+__device__ __forceinline__ int32_t UnitAt(const DecodeArgs& args, const WorkMap& map, CutBy by,
+                                          int32_t part) {
+  if (by == CutBy::kUnits) return part;
+  if (part >= PartsOf(map, by)) return map.units[map.rows_count];
+  return by == CutBy::kCosts ? UnitOfCost(map, part) : UnitOfItem<T>(args, map, part);
 }
 
 // Where a unit comes from; bytes 0 when nothing of it is needed.
@@ -215,6 +246,13 @@ struct Pair {
   Range units;           // in the launch's order
   int32_t first_unit;    // from the sequence's start
 };
+
+// Where a pair's first unit stands among costs.
+__device__ __forceinline__ int32_t FirstCost(const WorkMap& map, const Pair& pair) {
+  const int32_t units = map.pair_items[pair.row];
+  const int32_t index = FloorDiv(pair.units.first - map.units[pair.row], units);
+  return map.costs[pair.row] + index * CostOfPair(units) + kPairCost;
+}
 
 // Pair `index` of a row, its units counted from its first.
 __device__ __forceinline__ Pair PairInRow(const DecodeArgs& args, Grain grain, const DecodeRow& row,
