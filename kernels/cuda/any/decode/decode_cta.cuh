@@ -258,10 +258,15 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   }
   pipeline.BringNear(kNearUnits / warps);
   // A warp that holds a unit back still has one under way beside the one in work. Short launches do
-  // not wait for a plan.
-  const bool is_paced = PaceKind::kIsOn && stages > 2 && !args.batch_invariant &&
-                        parts >= kPacedUnitsMin * static_cast<int32_t>(gridDim.x);
-  if (is_paced) pipeline.Keep(PaceFor(parts, share, warps, map.uniform));
+  // not wait for a plan. That of items is what as many units would have.
+  const bool by_items = by == CutBy::kItems;
+  const int32_t paced = by_items ? map.units[map.rows_count] : parts;
+  const bool is_paced =
+      PaceKind::kIsOn && stages > 2 && paced >= kPacedUnitsMin * static_cast<int32_t>(gridDim.x);
+  if (is_paced) {
+    pipeline.Keep(PaceFor(paced, by_items ? CeilDiv(paced, gridDim.x) : share, warps,
+                          by_items ? 0 : map.uniform));
+  }
   Worker<T, Ring> worker(args, map, units, row, ring, layout.ring_bytes,
                          ring + stages * T::kUnitBytes,
                          reinterpret_cast<WarpState*>(shared + layout.states)[warp],

@@ -54,11 +54,11 @@ class Pace {
     terms_.checks = static_cast<uint32_t>(plan.ChecksOf(static_cast<int32_t>(blockIdx.x)));
   }
 
-  // After the last unit. The plan is of costs, and a warp may have fewer units than its share costs.
+  // After the last unit. A first warp counts as often as was planned, whatever it had: less than
+  // planned where pairs cost something, less or more where items are cut.
   __device__ __forceinline__ void CountTheRest() {
     if (threadIdx.x != 0 || mask_ == kNoPace.every - 1) return;
-    const auto made = static_cast<uint32_t>(done_ / (mask_ + 1));
-    for (uint32_t i = made; i < terms_.checks; ++i) CountUpTo(progress_, terms_.last);
+    for (uint32_t i = Checks(); i < terms_.checks; ++i) CountUpTo(progress_, terms_.last);
   }
 
   // All lanes call it after each unit. How many units to set out now.
@@ -75,6 +75,10 @@ class Pace {
   }
 
  private:
+  __device__ __forceinline__ uint32_t Checks() const {
+    return static_cast<uint32_t>(done_ / (mask_ + 1));
+  }
+
   // The first warp of each CTA counts for it; all look. How many units fewer are to be under way.
   __device__ __forceinline__ int32_t Check() {
     int32_t fewer = 0;
@@ -84,7 +88,7 @@ class Pace {
       WaitForCopies();  // of the check before
       const float mean = terms_.units_each * static_cast<float>(seen.x);
       if (static_cast<float>(done_) > mean + terms_.lead) fewer = terms_.fewer;
-      if (thread == 0) CountUpTo(progress_, terms_.last);
+      if (thread == 0 && Checks() <= terms_.checks) CountUpTo(progress_, terms_.last);
       CopyAsyncPastL1(&seen, progress_);
     }
     return __shfl_sync(kAllLanes, fewer, 0);
