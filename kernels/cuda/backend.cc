@@ -143,9 +143,9 @@ absl::Status CudaBackend::Init() {
   if (status.ok()) status = outputs_.Init(stream_);
   if (status.ok()) status = inputs_.Init(stream_);
   if (status.ok()) status = brings_.Init();
-  const DeviceLimits limits = {properties_.multiProcessorCount,
-                               static_cast<int32_t>(properties_.sharedMemPerMultiprocessor),
-                               static_cast<int32_t>(properties_.sharedMemPerBlockOptin)};
+  const DeviceLimits limits = {
+      properties_.multiProcessorCount, static_cast<int32_t>(properties_.sharedMemPerMultiprocessor),
+      static_cast<int32_t>(properties_.sharedMemPerBlockOptin), options_.one_warpgroup};
   decodes_.Init(sm_, limits, stream_);
   steps_.Init(sm_, limits, stream_);
   return status;

@@ -18,6 +18,9 @@ struct CudaOptions {
   int32_t device = 0;
   // Runs the kernels that need nothing newer than sm_80, also where the device has its own.
   bool generic_kernels = false;
+  // Where warpgroups share a multiprocessor, one has it alone: for tools that lose track of the
+  // others' barriers (docs/performance.md, Sanitizers).
+  bool one_warpgroup = false;
   StepLimits step;
 };
 

@@ -67,7 +67,7 @@ struct DecodeArgs {
 // that it was made for.
 struct LaunchShape {
   int32_t ctas;
-  int32_t warps;   // of a CTA
+  int32_t warps;   // of a CTA; where units are cut, workers (any/decode/traits.h)
   int32_t stages;  // units that a warp has in flight
   // The next launch may start when the warps have set out all or nearly all of their reads, not at
   // once.

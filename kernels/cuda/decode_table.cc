@@ -19,6 +19,8 @@ constexpr DecodeKernel Row(int32_t sm, StepFunctions step) {
           T::kHeadDim,
           T::kGrain,
           T::kWarpsMax,
+          T::kWorkersMax,
+          T::kWorkerWarps,
           T::kUnitBytes,
           PairsTraits<T::kPrecision, T::kHeadDim, T::kColumns>::kUnitTokens,
           Functions::Shared,
@@ -43,26 +45,30 @@ constexpr DecodeKernel Sm90() {
   }
   return Row<DecodeTraits<precision, head_dim, columns>, sm90::Decode>(90, step);
 }
+
+constexpr DecodeKernel Sm90Wide() { return Row<WideTraits, sm90::WideDecode>(90, {}); }
 #endif
 
-// Of one shape the columns ascend.
+// Of one shape the columns ascend. The wide kernel comes first of those with as many: rows of more
+// columns, which are cut into blocks, go to the other one.
 constexpr DecodeKernel kTable[] = {
 #if FP8KVD_CUDA_SM90
-    Sm90<kFp8, 64, 8>(),   Sm90<kFp8, 64, 16>(),   Sm90<kFp8, 64, 32>(),   Sm90<kFp8, 80, 8>(),
-    Sm90<kFp8, 80, 16>(),  Sm90<kFp8, 80, 32>(),   Sm90<kFp8, 96, 8>(),    Sm90<kFp8, 96, 16>(),
-    Sm90<kFp8, 96, 32>(),  Sm90<kFp8, 128, 8>(),   Sm90<kFp8, 128, 16>(),  Sm90<kFp8, 128, 32>(),
-    Sm90<kFp8, 192, 8>(),  Sm90<kFp8, 192, 16>(),  Sm90<kFp8, 256, 8>(),   Sm90<kFp8, 256, 16>(),
-    Sm90<kBf16, 64, 8>(),  Sm90<kBf16, 64, 16>(),  Sm90<kBf16, 64, 32>(),  Sm90<kBf16, 80, 8>(),
-    Sm90<kBf16, 80, 16>(), Sm90<kBf16, 80, 32>(),  Sm90<kBf16, 96, 8>(),   Sm90<kBf16, 96, 16>(),
-    Sm90<kBf16, 96, 32>(), Sm90<kBf16, 128, 8>(),  Sm90<kBf16, 128, 16>(), Sm90<kBf16, 128, 32>(),
-    Sm90<kBf16, 192, 8>(), Sm90<kBf16, 192, 16>(), Sm90<kBf16, 256, 8>(),  Sm90<kBf16, 256, 16>(),
+    Sm90<kFp8, 64, 8>(),    Sm90<kFp8, 64, 16>(),   Sm90<kFp8, 64, 32>(),   Sm90<kFp8, 80, 8>(),
+    Sm90<kFp8, 80, 16>(),   Sm90<kFp8, 80, 32>(),   Sm90<kFp8, 96, 8>(),    Sm90<kFp8, 96, 16>(),
+    Sm90<kFp8, 96, 32>(),   Sm90<kFp8, 128, 8>(),   Sm90<kFp8, 128, 16>(),  Sm90Wide(),
+    Sm90<kFp8, 128, 32>(),  Sm90<kFp8, 192, 8>(),   Sm90<kFp8, 192, 16>(),  Sm90<kFp8, 256, 8>(),
+    Sm90<kFp8, 256, 16>(),  Sm90<kBf16, 64, 8>(),   Sm90<kBf16, 64, 16>(),  Sm90<kBf16, 64, 32>(),
+    Sm90<kBf16, 80, 8>(),   Sm90<kBf16, 80, 16>(),  Sm90<kBf16, 80, 32>(),  Sm90<kBf16, 96, 8>(),
+    Sm90<kBf16, 96, 16>(),  Sm90<kBf16, 96, 32>(),  Sm90<kBf16, 128, 8>(),  Sm90<kBf16, 128, 16>(),
+    Sm90<kBf16, 128, 32>(), Sm90<kBf16, 192, 8>(),  Sm90<kBf16, 192, 16>(), Sm90<kBf16, 256, 8>(),
+    Sm90<kBf16, 256, 16>(),
 #endif
-    Sm80<kFp8, 64, 8>(),   Sm80<kFp8, 64, 16>(),   Sm80<kFp8, 80, 8>(),    Sm80<kFp8, 80, 16>(),
-    Sm80<kFp8, 96, 8>(),   Sm80<kFp8, 96, 16>(),   Sm80<kFp8, 128, 8>(),   Sm80<kFp8, 128, 16>(),
-    Sm80<kFp8, 192, 8>(),  Sm80<kFp8, 192, 16>(),  Sm80<kFp8, 256, 8>(),   Sm80<kFp8, 256, 16>(),
-    Sm80<kBf16, 64, 8>(),  Sm80<kBf16, 64, 16>(),  Sm80<kBf16, 80, 8>(),   Sm80<kBf16, 80, 16>(),
-    Sm80<kBf16, 96, 8>(),  Sm80<kBf16, 96, 16>(),  Sm80<kBf16, 128, 8>(),  Sm80<kBf16, 128, 16>(),
-    Sm80<kBf16, 192, 8>(), Sm80<kBf16, 192, 16>(), Sm80<kBf16, 256, 8>(),  Sm80<kBf16, 256, 16>(),
+    Sm80<kFp8, 64, 8>(),    Sm80<kFp8, 64, 16>(),   Sm80<kFp8, 80, 8>(),    Sm80<kFp8, 80, 16>(),
+    Sm80<kFp8, 96, 8>(),    Sm80<kFp8, 96, 16>(),   Sm80<kFp8, 128, 8>(),   Sm80<kFp8, 128, 16>(),
+    Sm80<kFp8, 192, 8>(),   Sm80<kFp8, 192, 16>(),  Sm80<kFp8, 256, 8>(),   Sm80<kFp8, 256, 16>(),
+    Sm80<kBf16, 64, 8>(),   Sm80<kBf16, 64, 16>(),  Sm80<kBf16, 80, 8>(),   Sm80<kBf16, 80, 16>(),
+    Sm80<kBf16, 96, 8>(),   Sm80<kBf16, 96, 16>(),  Sm80<kBf16, 128, 8>(),  Sm80<kBf16, 128, 16>(),
+    Sm80<kBf16, 192, 8>(),  Sm80<kBf16, 192, 16>(), Sm80<kBf16, 256, 8>(),  Sm80<kBf16, 256, 16>(),
 };
 
 }  // namespace

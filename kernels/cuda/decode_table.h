@@ -18,6 +18,8 @@ struct DecodeKernel {
   int32_t head_dim;
   Grain grain;  // grain.columns: query columns of a pair
   int32_t warps_max;
+  int32_t workers_max;   // of a CTA where units are cut
+  int32_t worker_warps;  // of each of those: one, or a warpgroup's four
   int32_t unit_bytes;
   int32_t pair_unit_tokens;  // where each pair has a cluster: of a unit, which may be smaller there
   SharedBytes shared_bytes;

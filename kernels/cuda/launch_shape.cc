@@ -178,7 +178,8 @@ LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int
   shape.ctas = static_cast<int32_t>(std::clamp<int64_t>(useful, 1, device.multiprocessors));
   const int32_t handful = HandfulOfPairs(kernel, work, shape.ctas);
   shape.warps = handful > 0 ? handful : are_units ? kWarps : CeilDiv(items, shape.ctas);
-  shape.warps = std::min({shape.warps, kWarps, kernel.warps_max});
+  const bool is_alone = device.one_warpgroup && kernel.worker_warps > 1;
+  shape.warps = is_alone ? 1 : std::min({shape.warps, kWarps, kernel.workers_max});
 
   const int32_t pair_items = IsUniform(work) ? work.items_max : 0;
   const int32_t slack = are_units ? CtaSlack(shape.warps, kernel.grain) : 0;

@@ -14,6 +14,7 @@ struct DeviceLimits {
   int32_t multiprocessors;
   int32_t shared_per_multiprocessor;  // bytes
   int32_t shared_per_cta;             // the most that one may ask for
+  bool one_warpgroup = false;         // CudaOptions
 };
 
 // Bytes of shared memory that each of so many CTAs of a multiprocessor may ask for.

@@ -167,9 +167,9 @@ void AddSinksAndSoftcaps(std::vector<Case>& cases) {
 }
 
 // Rows of several models in one launch: nothing but head_dim and group is shared.
-void AddMixedRows(std::vector<Case>& cases) {
+void AddMixedRows(std::vector<Case>& cases, int32_t group) {
   for (const Precision precision : kPrecisions) {
-    Case c = Make("mixed_rows", precision, 128, 4);
+    Case c = Make("mixed_rows", precision, 128, group);
     for (int32_t i = 0; i < 24; ++i) {
       Row row = AtEnd(20 + 37 * i, 1 + i % 4, 1 + i % 5);
       row.window = i % 3 == 0 ? 50 + i : 0;
@@ -214,7 +214,8 @@ void AddEqualRows(std::vector<Case>& cases, const std::vector<int32_t>& head_dim
   }
 }
 
-void AddData(std::vector<Case>& cases, const std::vector<int32_t>& head_dims) {
+void AddData(std::vector<Case>& cases, const std::vector<int32_t>& head_dims, int32_t group,
+             int32_t q_len) {
   struct Kind {
     const char* name;
     Data data;
@@ -233,10 +234,10 @@ void AddData(std::vector<Case>& cases, const std::vector<int32_t>& head_dims) {
   for (const Precision precision : kPrecisions) {
     for (const int32_t head_dim : head_dims) {
       for (const Kind& kind : kKinds) {
-        Case c = Make(kind.name, precision, head_dim, 4);
+        Case c = Make(kind.name, precision, head_dim, group);
         c.data = kind.data;
         for (const int32_t length : {1, 3, 17, 64, 65, 200, 300, 700}) {
-          c.rows.push_back(AtEnd(length, 1, 8));
+          c.rows.push_back(AtEnd(std::max(length, q_len), q_len, 8 / q_len));
         }
         cases.push_back(c);
       }
@@ -353,9 +354,9 @@ std::vector<Case> Cases(Set set) {
   AddShapes(cases, full);
   AddWindows(cases, full ? std::vector<int32_t>{64, 80, 128} : std::vector<int32_t>{64});
   AddSinksAndSoftcaps(cases);
-  AddMixedRows(cases);
+  AddMixedRows(cases, 4);
   AddEqualRows(cases, full ? std::vector<int32_t>{64, 80, 128, 256} : std::vector<int32_t>{128});
-  AddData(cases, full ? std::vector<int32_t>{80, 128, 256} : std::vector<int32_t>{64});
+  AddData(cases, full ? std::vector<int32_t>{80, 128, 256} : std::vector<int32_t>{64}, 4, 1);
   if (full) {
     AddQueries(cases);
     AddEveryLength(cases);
@@ -365,6 +366,9 @@ std::vector<Case> Cases(Set set) {
   } else {
     AddNeedle(cases, 3000);
   }
+  // Of 32 query columns, which a backend may serve another way.
+  AddMixedRows(cases, 8);
+  if (full) AddData(cases, {128}, 8, 4);
   for (size_t i = 0; i < cases.size(); ++i) cases[i].seed = 1000 + i;
   return cases;
 }

@@ -82,6 +82,18 @@ __device__ __forceinline__ float HighValue(uint32_t pair) {
 }
 inline constexpr uint32_t kNoSigns = 0x7FFF7FFFU;
 
+// A barrier of so many threads of the CTA, whole warps; whether any of them says so. Barrier 0 is
+// __syncthreads.
+__device__ __forceinline__ bool SyncThreadsOr(int32_t barrier, int32_t threads, bool mine) {
+  int32_t any;
+  asm volatile(
+      "{.reg .pred p, q; setp.ne.b32 p,%3,0; bar.red.or.pred q,%1,%2,p; selp.b32 %0,1,0,q;}"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(static_cast<int32_t>(mine))
+      : "memory");
+  return any != 0;
+}
+
 // Copies kBytes (8 or 16) from global to shared memory while the thread goes on.
 template <int32_t kBytes>
 __device__ __forceinline__ void CopyAsync(void* to, const void* from) {

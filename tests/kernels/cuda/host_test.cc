@@ -176,9 +176,10 @@ TEST(JoinShare, ACtasResultsAreWholeLines) {
 
 TEST(LaunchShape, FitsTheDeviceForEveryKernelAndLength) {
   const DeviceLimits h200 = {132, 233472, 232448};
+  const DeviceLimits one_warpgroup = {132, 233472, 232448, true};
   const DeviceLimits small = {80, 102400, 101376};  // sm_86
   for (const DecodeKernel& kernel : DecodeTable()) {
-    for (const DeviceLimits& device : {h200, small}) {
+    for (const DeviceLimits& device : {h200, one_warpgroup, small}) {
       if (device.shared_per_cta < h200.shared_per_cta && kernel.sm == 90) continue;
       for (const int32_t tokens : {1, 77, 2048, 262144}) {
         for (const int32_t rows_count : {1, 16, 1024}) {
@@ -193,7 +194,8 @@ TEST(LaunchShape, FitsTheDeviceForEveryKernelAndLength) {
             EXPECT_EQ(shape.ctas, work.pairs * shape.cluster);
             continue;  // leaves no pieces
           }
-          EXPECT_LE(shape.warps, kernel.warps_max);
+          const bool is_alone = device.one_warpgroup && kernel.worker_warps > 1;
+          EXPECT_LE(shape.warps, is_alone ? 1 : kernel.workers_max);
           EXPECT_LE(PiecesNeeded(shape), ShapePiecesMax(device));
           EXPECT_LE(shape.ctas, ShapeCtasMax(device));
         }
@@ -453,6 +455,17 @@ TEST(DecodeTable, HasAKernelForEveryHeadDimAndGroup) {
     }
   }
   EXPECT_EQ(FindDecodeKernel(90, Precision::kFp8Kv, 72, 8), nullptr);
+}
+
+TEST(DecodeTable, HasWarpgroupsForOneBlockOf32ColumnsAlone) {
+  const auto workers = [](Precision precision, int32_t columns) {
+    return FindDecodeKernel(90, precision, 128, columns)->workers_max;
+  };
+  EXPECT_EQ(workers(Precision::kFp8Kv, 16), 8);
+  EXPECT_EQ(workers(Precision::kFp8Kv, 17), 3);
+  EXPECT_EQ(workers(Precision::kFp8Kv, 32), 3);
+  EXPECT_EQ(workers(Precision::kFp8Kv, 33), 8);
+  EXPECT_EQ(workers(Precision::kBf16, 32), 8);
 }
 
 }  // namespace

@@ -22,12 +22,13 @@ namespace fp8kvd::kernels::cuda {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: fp8kv_kernel_test [--short] [--few] [--generic] [--verbose] [--filter=TEXT] "
-    "[--part=I/N] [--path=PATH]\n"
+    "usage: fp8kv_kernel_test [--short] [--few] [--generic] [--one_warpgroup] [--verbose] "
+    "[--filter=TEXT] [--part=I/N] [--path=PATH]\n"
     "  --short    the small cases of each kind, for sanitizers\n"
     "  --few      one launch of each case, no checks of many or large ones: for sanitizers that\n"
     "             record each access\n"
     "  --generic  the kernels for sm_80 and up, on any device\n"
+    "  --one_warpgroup  a CTA, for racecheck (docs/performance.md, Sanitizers)\n"
     "  --verbose  prints the relative L2 error of each case\n"
     "  --filter   only cases and checks whose names contain TEXT\n"
     "  --part     only every N-th of these, from the I-th on (0 <= I < N)\n"
@@ -38,6 +39,7 @@ struct Flags {
   bool is_short = false;
   bool few = false;
   bool generic = false;
+  bool one_warpgroup = false;
   bool verbose = false;
   std::string filter;
   int part = 0;
@@ -94,6 +96,8 @@ bool ParseFlags(int argc, char** argv, Flags* flags) {
       flags->few = true;
     } else if (arg == "--generic") {
       flags->generic = true;
+    } else if (arg == "--one_warpgroup") {
+      flags->one_warpgroup = true;
     } else if (arg == "--verbose") {
       flags->verbose = true;
     } else if (arg.rfind("--filter=", 0) == 0) {
@@ -211,6 +215,7 @@ int Main(int argc, char** argv) {
   }
   CudaOptions options;
   options.generic_kernels = flags.generic;
+  options.one_warpgroup = flags.one_warpgroup;
   options.step = flags.step;
   auto backend = MakeCudaBackend(options);
   if (!backend.ok()) {

@@ -14,7 +14,7 @@ inline constexpr int32_t kWarpsLimit = 16;
 inline constexpr int32_t kPiecesMax = 2 * kWarpsLimit;
 static_assert(kPiecesMax == kWarpLanes, "a warp lists the pieces, one a lane");
 
-// What a warp leaves: at most two pieces, of the pair that it began in the middle of (head), when
+// What a worker leaves: at most two pieces, of the pair that it began in the middle of (head), when
 // more followed, and of the pair that it ended with (tail). No piece: a pair that starts at unit
 // -1.
 struct PieceMarks {
@@ -37,7 +37,7 @@ struct PieceList {
   CtaCut cut;
   PieceMarks marks[kWarpsLimit];
   const float* at[kPiecesMax];
-  int32_t mark[kPiecesMax];             // 2 * warp, + 1 for a tail
+  int32_t mark[kPiecesMax];             // 2 * worker, + 1 for a tail
   int32_t group_first[kPiecesMax + 1];  // into `at`: one group for each pair, then the end
   int32_t groups;
 };
@@ -55,8 +55,9 @@ __device__ __forceinline__ Owner OwnerOf(const PieceList& list, int32_t group) {
 }
 
 template <class T>
-__device__ __forceinline__ float* HeadPiece(const DecodeArgs& args, int32_t warps, int32_t warp) {
-  const int64_t slot = static_cast<int64_t>(blockIdx.x) * warps + warp;
+__device__ __forceinline__ float* HeadPiece(const DecodeArgs& args, int32_t workers,
+                                            int32_t worker) {
+  const int64_t slot = static_cast<int64_t>(blockIdx.x) * workers + worker;
   return args.pieces + slot * PieceFloats(T::kColumns, T::kHeadDim);
 }
 
@@ -66,24 +67,24 @@ __device__ __forceinline__ int32_t CtaPieceSlot(int32_t first_cta, int32_t cta) 
   return first_cta + cta;
 }
 template <class T>
-__device__ __forceinline__ float* CtaPiece(const DecodeArgs& args, int32_t warps, int32_t first_cta,
-                                           int32_t cta) {
-  const int64_t slot = static_cast<int64_t>(gridDim.x) * warps + CtaPieceSlot(first_cta, cta);
+__device__ __forceinline__ float* CtaPiece(const DecodeArgs& args, int32_t workers,
+                                           int32_t first_cta, int32_t cta) {
+  const int64_t slot = static_cast<int64_t>(gridDim.x) * workers + CtaPieceSlot(first_cta, cta);
   return args.pieces + slot * PieceFloats(T::kColumns, T::kHeadDim);
 }
 
-// Lists the marked pieces. A tail lies in the warp's ring.
+// Lists the marked pieces. A tail lies in the worker's ring.
 template <class T>
-__device__ __forceinline__ void ListPieces(const DecodeArgs& args, int32_t warps,
+__device__ __forceinline__ void ListPieces(const DecodeArgs& args, int32_t workers,
                                            const uint8_t* rings, int32_t ring_bytes,
                                            PieceList& list) {
   const int32_t lane = threadIdx.x;
   if (lane < kWarpLanes) {
     const PieceMarks& marks = list.marks[lane / 2];
     const bool is_head = lane % 2 == 0;
-    const int32_t unit = lane >= 2 * warps ? -1
-                         : is_head         ? marks.head.units.first
-                                           : marks.tail.units.first;
+    const int32_t unit = lane >= 2 * workers ? -1
+                         : is_head           ? marks.head.units.first
+                                             : marks.tail.units.first;
     const uint32_t there = __ballot_sync(kAllLanes, unit >= 0);
     const uint32_t below = there & ((1U << lane) - 1U);
     const int32_t unit_before = __shfl_sync(kAllLanes, unit, below == 0 ? 0 : 31 - __clz(below));
@@ -96,7 +97,7 @@ __device__ __forceinline__ void ListPieces(const DecodeArgs& args, int32_t warps
       const bool in_ring = !is_head || ring_bytes >= 2 * T::kPieceBytes;  // BringBackHead
       list.at[place] = in_ring
                            ? reinterpret_cast<const float*>(ring + (is_head ? T::kPieceBytes : 0))
-                           : HeadPiece<T>(args, warps, lane / 2);
+                           : HeadPiece<T>(args, workers, lane / 2);
       if (leads) list.group_first[__popc(leaders & ((1U << lane) - 1U))] = place;
     }
     if (lane == 0) {
@@ -166,15 +167,16 @@ __device__ __forceinline__ void LeaveMerged(float* piece, const Merged& merged, 
 // where loads would wait for each other.
 template <class T>
 __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner& owner,
-                                            int32_t first_cta, int32_t warps, uint8_t* shared,
+                                            int32_t first_cta, int32_t workers, uint8_t* shared,
                                             int32_t shared_bytes) {
   const Pair& pair = owner.pair;
   const Team all = {static_cast<int32_t>(threadIdx.x), static_cast<int32_t>(blockDim.x)};
   const int32_t ctas = static_cast<int32_t>(blockIdx.x) - first_cta + 1;
-  const float* pieces = CtaPiece<T>(args, warps, first_cta, first_cta);
+  const float* pieces = CtaPiece<T>(args, workers, first_cta, first_cta);
   const bool in_shared = ctas * T::kPieceBytes <= shared_bytes;
   const int32_t lane = all.thread % kWarpLanes;
   const int32_t warp = all.thread / kWarpLanes;
+  const int32_t warps = workers * T::kWorkerWarps;
   for (int32_t i = warp + lane * warps; i < ctas - 1; i += warps * kWarpLanes) {
     AwaitFlag(args.piece_flags + CtaPieceSlot(first_cta, first_cta + i));
   }
@@ -204,15 +206,15 @@ __device__ __forceinline__ void TellLastCta(const DecodeArgs& args, int32_t firs
   if (threadIdx.x == 0) RaiseFlag(args.piece_flags + CtaPieceSlot(first_cta, blockIdx.x));
 }
 
-// The CTA left pieces of one pair alone: a tail of each of `count` warps, the first ones. Nothing
+// The CTA left pieces of one pair alone: a tail of each of `count` workers, the first ones. Nothing
 // needs to be listed.
 template <class T>
 __device__ __forceinline__ void CombineOnePair(const DecodeArgs& args, const WorkMap& map,
-                                               int32_t warps, int32_t count, uint8_t* rings,
+                                               int32_t workers, int32_t count, uint8_t* rings,
                                                int32_t ring_bytes, const PieceList& list) {
   const Owner owner = {list.marks[0].tail, list.marks[0].tail_row};
   const CtaSpan span = SpanOf(map, list.cut, owner.pair);
-  float* piece = CtaPiece<T>(args, warps, span.first_cta, blockIdx.x);
+  float* piece = CtaPiece<T>(args, workers, span.first_cta, blockIdx.x);
   const auto* first = reinterpret_cast<const float*>(rings);
   JoinInCta<T>(
       owner.pair, count, [&](int32_t i) { return first + i * (ring_bytes / 4); },
@@ -229,16 +231,16 @@ __device__ __forceinline__ void CombineOnePair(const DecodeArgs& args, const Wor
     return;
   }
   __syncthreads();
-  CombineCtas<T>(args, owner, span.first_cta, warps, rings, warps * ring_bytes);
+  CombineCtas<T>(args, owner, span.first_cta, workers, rings, workers * ring_bytes);
 }
 
 // Of the CTA's pairs only the last may go on after it: another CTA waits for that piece, so it
 // comes first. Only the first may have begun before; if it ends here, this CTA joins it, last.
 template <class T>
 __device__ __forceinline__ void CombinePairs(const DecodeArgs& args, const WorkMap& map,
-                                             int32_t warps, uint8_t* rings, int32_t ring_bytes,
+                                             int32_t workers, uint8_t* rings, int32_t ring_bytes,
                                              PieceList& list) {
-  ListPieces<T>(args, warps, rings, ring_bytes, list);
+  ListPieces<T>(args, workers, rings, ring_bytes, list);
   const auto join = [&](int32_t group, const auto& take) {
     const int32_t first = list.group_first[group];
     JoinInCta<T>(
@@ -246,7 +248,7 @@ __device__ __forceinline__ void CombinePairs(const DecodeArgs& args, const WorkM
         [&](int32_t i) { return list.at[first + i]; }, take);
   };
   const auto leave = [&](int32_t group, int32_t first_cta) {
-    float* piece = CtaPiece<T>(args, warps, first_cta, blockIdx.x);
+    float* piece = CtaPiece<T>(args, workers, first_cta, blockIdx.x);
     join(group, [&](int32_t column, int32_t dim, const Merged& merged) {
       LeaveMerged<T>(piece, merged, column, dim);
     });
@@ -269,26 +271,27 @@ __device__ __forceinline__ void CombinePairs(const DecodeArgs& args, const WorkM
   }
   if (of_first.BeginsHere()) return;
   __syncthreads();
-  CombineCtas<T>(args, first, of_first.first_cta, warps, rings, warps * ring_bytes);
+  CombineCtas<T>(args, first, of_first.first_cta, workers, rings, workers * ring_bytes);
 }
 
 // The marks are filled in and the rings are done with; ends with the CTA's share of the work done.
 template <class T>
-__device__ __forceinline__ void Combine(const DecodeArgs& args, const WorkMap& map, int32_t warps,
+__device__ __forceinline__ void Combine(const DecodeArgs& args, const WorkMap& map, int32_t workers,
                                         uint8_t* rings, int32_t ring_bytes, PieceList& list) {
+  constexpr int32_t kWorkerThreads = kWarpLanes * T::kWorkerWarps;
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  const PieceMarks& marks = list.marks[thread / kWarpLanes];
+  const PieceMarks& marks = list.marks[thread / kWorkerThreads];
   const bool has_head = marks.head.units.first >= 0;
-  // A warp that leaves one piece counts as one thread, others that leave any as all of theirs.
-  const bool leaves = has_head || (marks.tail.units.first >= 0 && thread % kWarpLanes == 0);
+  // A worker that leaves one piece counts as one thread, others that leave any as all of theirs.
+  const bool leaves = has_head || (marks.tail.units.first >= 0 && thread % kWorkerThreads == 0);
   const int32_t count = __syncthreads_count(leaves);
   if (count == 0) return;
   // One piece each of one pair: of the first and of the last of so many, and so of those between.
   const int32_t pair = list.marks[0].tail.units.first;
   if (count <= kWarpsLimit && pair >= 0 && list.marks[count - 1].tail.units.first == pair) {
-    CombineOnePair<T>(args, map, warps, count, rings, ring_bytes, list);
+    CombineOnePair<T>(args, map, workers, count, rings, ring_bytes, list);
   } else {
-    CombinePairs<T>(args, map, warps, rings, ring_bytes, list);
+    CombinePairs<T>(args, map, workers, rings, ring_bytes, list);
   }
 }
 

@@ -1,12 +1,13 @@
 // kernels/cuda/any/decode/decode_cta.cuh: what one CTA of a decode launch does, on any
 // architecture.
 //
-// Grid: any number of CTAs of 1 ... kWarpsMax warps. The launch's units are cut into one contiguous
-// range for each CTA, and that into one for each warp. A warp reads its range through a ring of its
-// own and goes through it pair by pair. A pair that it saw whole it writes out; of others it leaves
-// a piece (combine.cuh; with batch_invariant join_items.cuh). Shared memory: SharedLayout. Bytes
-// read: each tile with a visible token once for each block of kColumns query columns; the query
-// once for each warp that has units of the pair.
+// Grid: any number of CTAs of 1 ... kWorkersMax workers, which are warps, or where T says so four
+// warps each. The launch's units are cut into one contiguous range for each CTA, and that into one
+// for each worker. A worker reads its range through a ring of its own and goes through it pair by
+// pair. A pair that it saw whole it writes out; of others it leaves a piece (combine.cuh; with
+// batch_invariant join_items.cuh). Shared memory: SharedLayout. Bytes read: each tile with a
+// visible token once for each block of kColumns query columns; the query once for each worker that
+// has units of the pair.
 #pragma once
 
 #include <cstdint>
@@ -28,31 +29,32 @@ struct WarpState {
 
 // Dynamic shared memory of a CTA, in bytes.
 struct SharedLayout {
-  int32_t full;    // barriers, [warps][stages]
+  int32_t full;    // barriers, [workers][stages]
   int32_t map;     // WorkMap
   int32_t pieces;  // PieceList
   int32_t pace;    // PaceTerms
   int32_t states;  // WarpState, [warps]
-  int32_t rings;   // [warps][ring_bytes]: stages, then the query
+  int32_t rings;   // [workers][ring_bytes]: stages, then the query, then the scratch
   int32_t ring_bytes;
   int32_t total;
 };
 
 template <class T>
-__host__ __device__ constexpr SharedLayout LayoutOf(int32_t rows_count, int32_t warps,
+__host__ __device__ constexpr SharedLayout LayoutOf(int32_t rows_count, int32_t workers,
                                                     int32_t stages) {
+  const int32_t warps = workers * T::kWorkerWarps;
   SharedLayout layout{};
   layout.full = 0;
-  layout.map = layout.full + warps * stages * 8;
+  layout.map = layout.full + workers * stages * 8;
   const int32_t map_end = layout.map + MapInts(rows_count, warps) * 4;
   layout.pieces = (map_end + 15) / 16 * 16;
   layout.pace = layout.pieces + (static_cast<int32_t>(sizeof(PieceList)) + 15) / 16 * 16;
   layout.states = layout.pace + PaceTerms::Bytes(warps);
   const int32_t states_end = layout.states + warps * static_cast<int32_t>(sizeof(WarpState));
   layout.rings = (states_end + 127) / 128 * 128;
-  const int32_t ring = stages * T::kUnitBytes + T::kQueryBytes;
+  const int32_t ring = stages * T::kUnitBytes + T::kQueryBytes + T::kScratchBytes;
   layout.ring_bytes = ring > T::kPieceBytes ? ring : (T::kPieceBytes + 127) / 128 * 128;
-  layout.total = layout.rings + warps * layout.ring_bytes;
+  layout.total = layout.rings + workers * layout.ring_bytes;
   return layout;
 }
 
@@ -64,7 +66,29 @@ inline constexpr int32_t kNearUnits = 8;
 // units to set out than these, so that CTAs that are done before the others make room for it.
 inline constexpr int32_t kLastUnits = 3;
 
-// A warp's part of the launch.
+template <class T>
+__device__ __forceinline__ int32_t WorkerOfThread() {
+  return threadIdx.x / (kWarpLanes * T::kWorkerWarps);
+}
+template <class T>
+__device__ __forceinline__ int32_t WorkersOfCta() {
+  return blockDim.x / (kWarpLanes * T::kWorkerWarps);
+}
+template <class T>
+__device__ __forceinline__ bool IsFirstWarpOfWorker() {
+  return threadIdx.x / kWarpLanes % T::kWorkerWarps == 0;
+}
+// All warps of the worker have come as far.
+template <class T>
+__device__ __forceinline__ void SyncWorker() {
+  if constexpr (T::kWorkerWarps == 1) {
+    __syncwarp();
+  } else {
+    SyncThreadsOr(1 + WorkerOfThread<T>(), kWarpLanes * T::kWorkerWarps, false);
+  }
+}
+
+// A warp's share in a worker's part of the launch.
 template <class T, class Ring>
 class Worker {
  public:
@@ -84,13 +108,16 @@ class Worker {
         marks_(marks),
         let_next_at_(let_next_at),
         row_(row) {
-    if (Lane() == 0) marks_.head.units.first = marks_.tail.units.first = -1;
+    if (IsFirstWarpOfWorker<T>() && Lane() == 0) {
+      marks_.head.units.first = marks_.tail.units.first = -1;
+    }
     __syncwarp();
     if (HasWork()) Look(units.first, 0);
   }
 
   // All but the look at the first pair, which reads rows alone. The queries have to be there.
   __device__ __forceinline__ void Run(Units& pipeline) {
+    if constexpr (T::kWorkerWarps > 1) SyncWorker<T>();  // marks and the ring's barriers are there
     if (!HasWork()) return;
     if constexpr (!T::kQueryInShared) Fetch(0);
     int32_t slot = 0;
@@ -104,9 +131,10 @@ class Worker {
   __device__ __forceinline__ bool HasWork() const { return units_.first < units_.end; }
   __device__ __forceinline__ static int32_t Lane() { return threadIdx.x % kWarpLanes; }
 
-  // Says that the warp leaves a piece of this pair.
+  // Says that the worker leaves a piece of this pair.
   __device__ __forceinline__ static void Mark(const DecodeRow& row, const Pair& pair,
                                               DecodeRow& row_mark, Pair& mark) {
+    if (!IsFirstWarpOfWorker<T>()) return;
     CopyRow(row, row_mark, Lane());
     if (Lane() == 0) mark = pair;
   }
@@ -128,35 +156,44 @@ class Worker {
 
   // One pair's part of the range, from unit `begin` on. Returns its end.
   __device__ __forceinline__ int32_t AttendPair(Units& pipeline, int32_t begin, int32_t slot) {
-    const int32_t lane = Lane();
+    [[maybe_unused]] const int32_t lane = Lane();
     const DecodeRow& row = state_.row[slot];
     const Pair& pair = state_.pair[slot];
     int32_t end = min(pair.units.end, units_.end);
     if (args_.batch_invariant) {
       end = min(end, begin + InvariantItemUnits(row, args_.group, T::kGrain));
     }
-    if constexpr (T::kQueryInShared) Fetch(slot);
-    Query<T> q(query_.shared());
-    query_.Take(lane, q);
-    if (end < units_.end) {
-      Look(end, slot ^ 1);
-      if constexpr (!T::kQueryInShared) Fetch(slot ^ 1);
-    }
-    Accumulator<T> acc;
-    acc.Clear();
     const int32_t token = (pair.first_unit + begin - pair.units.first) * T::kUnitTokens;
+    const Stretch stretch = {token, T::kUnitTokens, end - begin};
     Attention<T> attention = {row, args_.group_inverse, pair.column_first};
-    attention.CountQuery(q);
-    AttendUnits<T, Ring>(pipeline, attention, {token, T::kUnitTokens, end - begin}, lane, q, acc,
-                         let_next_at_);
-    Close<T>(acc);
-    Leave(acc, {begin, end}, row, pair);
+    if constexpr (T::kWorkerWarps > 1) {
+      typename T::Attends attends(query_.shared());
+      attends.TakeQuery(args_, row, pair);
+      if (end < units_.end) Look(end, slot ^ 1);
+      Leave(attends.template Attend<Ring>(pipeline, attention, stretch, let_next_at_), {begin, end},
+            row, pair);
+    } else {
+      if constexpr (T::kQueryInShared) Fetch(slot);
+      Query<T> q(query_.shared());
+      query_.Take(lane, q);
+      if (end < units_.end) {
+        Look(end, slot ^ 1);
+        if constexpr (!T::kQueryInShared) Fetch(slot ^ 1);
+      }
+      Accumulator<T> acc;
+      acc.Clear();
+      attention.CountQuery(q);
+      AttendUnits<T, Ring>(pipeline, attention, stretch, lane, q, acc, let_next_at_);
+      Close<T>(acc);
+      Leave(acc, {begin, end}, row, pair);
+    }
     return end;
   }
 
-  // Writes out what the warp has of a pair, or leaves it as a piece. Items of batch_invariant add
-  // up in the piece of the pair's first where the warp has that one, too.
-  __device__ __forceinline__ void Leave(Accumulator<T>& acc, Range done, const DecodeRow& row,
+  // Writes out what the worker has of a pair, or leaves it as a piece. Items of batch_invariant add
+  // up in the piece of the pair's first where the worker has that one, too.
+  template <class Sums>
+  __device__ __forceinline__ void Leave(Sums&& acc, Range done, const DecodeRow& row,
                                         const Pair& pair) const {
     const int32_t lane = Lane();
     bool has_start = done.first == pair.units.first;
@@ -164,9 +201,11 @@ class Worker {
     if (args_.batch_invariant) {
       const bool follows = T::kFoldsItems && !has_start && units_.first <= pair.units.first;
       piece = ItemPiece<T>(args_, ItemOf(row, pair, follows ? pair.units.first : done.first));
-      if (follows) {
-        FoldPiece<T>(piece, lane, acc);
-        __syncwarp();  // all have read what WritePiece may replace
+      if constexpr (T::kFoldsItems) {
+        if (follows) {
+          FoldPiece<T>(piece, lane, acc);
+          __syncwarp();  // all have read what WritePiece may replace
+        }
       }
       has_start = has_start || follows;
     }
@@ -177,7 +216,7 @@ class Worker {
     if (!args_.batch_invariant) {
       const bool is_tail = done.end == units_.end;
       piece = is_tail ? reinterpret_cast<float*>(ring_)
-                      : HeadPiece<T>(args_, blockDim.x / kWarpLanes, threadIdx.x / kWarpLanes);
+                      : HeadPiece<T>(args_, WorkersOfCta<T>(), WorkerOfThread<T>());
       Mark(row, pair, is_tail ? marks_.tail_row : marks_.head_row,
            is_tail ? marks_.tail : marks_.head);
     }
@@ -197,11 +236,13 @@ class Worker {
   // The head piece left for global memory while the ring was in use. The CTA's warps join it soon,
   // so it comes back, behind the tail; the barrier before that waits for it.
   __device__ __forceinline__ void BringBackHead() const {
-    __syncwarp();
+    SyncWorker<T>();
     if (marks_.head.units.first < 0 || ring_bytes_ < 2 * T::kPieceBytes) return;
     const auto* from = reinterpret_cast<const uint8_t*>(
-        HeadPiece<T>(args_, blockDim.x / kWarpLanes, threadIdx.x / kWarpLanes));
-    for (int32_t i = Lane() * 16; i < T::kPieceBytes; i += kWarpLanes * 16) {
+        HeadPiece<T>(args_, WorkersOfCta<T>(), WorkerOfThread<T>()));
+    constexpr int32_t kThreads = kWarpLanes * T::kWorkerWarps;
+    const int32_t thread = threadIdx.x % kThreads;
+    for (int32_t i = thread * 16; i < T::kPieceBytes; i += kThreads * 16) {
       CopyAsyncPastL1(ring_ + T::kPieceBytes + i, from + i);
     }
     WaitForCopies();
@@ -223,9 +264,9 @@ template <class T, class Ring>
 __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages,
                                           bool lets_next_late) {
   extern __shared__ __align__(128) uint8_t shared[];
-  const int32_t warps = blockDim.x / kWarpLanes;
-  const int32_t warp = threadIdx.x / kWarpLanes;
-  const SharedLayout layout = LayoutOf<T>(args.rows_count, warps, stages);
+  const int32_t workers = WorkersOfCta<T>();
+  const int32_t worker = WorkerOfThread<T>();
+  const SharedLayout layout = LayoutOf<T>(args.rows_count, workers, stages);
   PieceList& list = *reinterpret_cast<PieceList*>(shared + layout.pieces);
   uint8_t* rings = shared + layout.rings;
 
@@ -234,21 +275,20 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   const CutBy by = CutOf(args, map);
   const int32_t parts = PartsOf(map, by);
   // The slack is of units; an item of batch_invariant is many.
-  const int32_t slack = by == CutBy::kItems ? 0 : CtaSlack(warps, T::kGrain);
+  const int32_t slack = by == CutBy::kItems ? 0 : CtaSlack(workers, T::kGrain);
   const int32_t share = ShareOf(parts, gridDim.x, map.uniform, slack);
   const Range cta_parts = ShareAt({0, parts}, share, blockIdx.x);
-  const int32_t warp_share = ShareOf(cta_parts.end - cta_parts.first, warps, map.uniform, 0);
-  const Range warp_parts = ShareAt(cta_parts, warp_share, warp);
-  const Range units = {UnitAt<T>(args, map, by, warp_parts.first),
-                       UnitAt<T>(args, map, by, warp_parts.end)};
+  const int32_t each = ShareOf(cta_parts.end - cta_parts.first, workers, map.uniform, 0);
+  const Range mine = ShareAt(cta_parts, each, worker);
+  const Range units = {UnitAt<T>(args, map, by, mine.first), UnitAt<T>(args, map, by, mine.end)};
 
   if (threadIdx.x == 0) list.cut = {cta_parts, share, map.uniform, by};
-  uint8_t* ring = rings + warp * layout.ring_bytes;
+  uint8_t* ring = rings + worker * layout.ring_bytes;
   const int32_t row = RowOf(map.units, map.rows_count, units.first);
   using PaceKind = typename Worker<T, Ring>::PaceKind;
   typename Worker<T, Ring>::Units pipeline(
       {args, map, row}, units, stages, ring,
-      reinterpret_cast<uint64_t*>(shared + layout.full) + warp * stages,
+      reinterpret_cast<uint64_t*>(shared + layout.full) + worker * stages,
       MakePace<PaceKind>(args.progress, *reinterpret_cast<PaceTerms*>(shared + layout.pace)));
   // The first reader after a writer lets the next launch start only when the writer is done.
   if (args.cache == CacheState::kUnsettled) WaitForPreviousLaunch();
@@ -256,7 +296,7 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   if constexpr (T::kColumns <= NearRows::kColumnsMax) {
     if (args.tokens != nullptr) AppendTokens<T, Ring>(args, map, units, row);
   }
-  pipeline.BringNear(kNearUnits / warps);
+  pipeline.BringNear(kNearUnits / workers);
   // A warp that holds a unit back still has one under way beside the one in work. Short launches do
   // not wait for a plan. That of items is what as many units would have.
   const bool by_items = by == CutBy::kItems;
@@ -264,13 +304,13 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   const bool is_paced =
       PaceKind::kIsOn && stages > 2 && paced >= kPacedUnitsMin * static_cast<int32_t>(gridDim.x);
   if (is_paced) {
-    pipeline.Keep(PaceFor(paced, by_items ? CeilDiv(paced, gridDim.x) : share, warps,
+    pipeline.Keep(PaceFor(paced, by_items ? CeilDiv(paced, gridDim.x) : share, workers,
                           by_items ? 0 : map.uniform));
   }
-  Worker<T, Ring> worker(args, map, units, row, ring, layout.ring_bytes,
-                         ring + stages * T::kUnitBytes,
-                         reinterpret_cast<WarpState*>(shared + layout.states)[warp],
-                         list.marks[warp], lets_next_late ? kLastUnits : -1);
+  Worker<T, Ring> work(
+      args, map, units, row, ring, layout.ring_bytes, ring + stages * T::kUnitBytes,
+      reinterpret_cast<WarpState*>(shared + layout.states)[threadIdx.x / kWarpLanes],
+      list.marks[worker], lets_next_late ? kLastUnits : -1);
   if (is_paced) __syncthreads();  // its terms are there
   WaitForPreviousLaunch();
   if (args.cache != CacheState::kSettled && !lets_next_late) LetNextLaunchStart();
@@ -279,13 +319,13 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
     __syncwarp();
   }
   pipeline.Start(false);
-  worker.Run(pipeline);
+  work.Run(pipeline);
   if (is_paced) pipeline.CountTheRest();
   if (args.batch_invariant) {
-    JoinItems<T>(args, map, list.cut, warps);
+    JoinItems<T>(args, map, list.cut, workers);
     return;
   }
-  Combine<T>(args, map, warps, rings, layout.ring_bytes, list);
+  Combine<T>(args, map, workers, rings, layout.ring_bytes, list);
 }
 
 }  // namespace fp8kvd::kernels::cuda

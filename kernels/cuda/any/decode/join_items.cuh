@@ -35,17 +35,17 @@ struct PiecesOfPair {
   }
 };
 
-// One piece: the warp that has it has written the pair out.
+// One piece: the worker that has it has written the pair out.
 template <class T>
 __device__ __forceinline__ PiecesOfPair<T> PiecesOf(const DecodeArgs& args, const WorkMap& map,
-                                                    const CtaCut& cut, int32_t warps,
+                                                    const CtaCut& cut, int32_t workers,
                                                     const Range& items) {
   const int32_t cta = FloorDiv(items.first, cut.share);
   const Range of_cta = ShareAt({0, map.items[map.rows_count]}, cut.share, cta);
-  const int32_t share = ShareOf(of_cta.end - of_cta.first, warps, cut.uniform, 0);
-  const int32_t warp = FloorDiv(items.first - of_cta.first, share);
+  const int32_t share = ShareOf(of_cta.end - of_cta.first, workers, cut.uniform, 0);
+  const int32_t worker = FloorDiv(items.first - of_cta.first, share);
   const int32_t end =
-      T::kFoldsItems ? min(ShareAt(of_cta, share, warp).end, items.end) : items.first + 1;
+      T::kFoldsItems ? min(ShareAt(of_cta, share, worker).end, items.end) : items.first + 1;
   return {ItemPiece<T>(args, items.first), end - items.first, items.end - end + 1};
 }
 
@@ -85,7 +85,7 @@ __device__ __forceinline__ Merged AddUp(const PiecesOfPair<T>& pieces, int32_t c
 // The CTA's items are done.
 template <class T>
 __device__ __forceinline__ void JoinItems(const DecodeArgs& args, const WorkMap& map,
-                                          const CtaCut& cut, int32_t warps) {
+                                          const CtaCut& cut, int32_t workers) {
   __syncthreads();
   const Range mine = cut.parts;
   if (mine.first >= mine.end) return;
@@ -102,7 +102,7 @@ __device__ __forceinline__ void JoinItems(const DecodeArgs& args, const WorkMap&
   }
   __syncthreads();
   for (;;) {
-    const PiecesOfPair<T> pieces = PiecesOf<T>(args, map, cut, warps, of.items);
+    const PiecesOfPair<T> pieces = PiecesOf<T>(args, map, cut, workers, of.items);
     if (pieces.count > 1) {
       const DecodeRow& row = args.rows[of.row];
       const Pair pair = PairInRow(args, T::kGrain, row, of.pair);

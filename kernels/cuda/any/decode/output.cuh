@@ -113,10 +113,11 @@ __device__ __forceinline__ void VisitDims(Acc& acc, int32_t n, int32_t i, int32_
 }
 
 // VisitDims for all that a lane holds of one of its columns (page_layout.h, V): four dimensions of
-// each chunk, two of half a chunk. Acc: an Accumulator<T>.
-template <class T, class Acc, class Visit>
+// each chunk, two of half a chunk. Acc: an Accumulator.
+template <class Acc, class Visit>
 __device__ __forceinline__ void ForDims(Acc& acc, int32_t n, int32_t i, int32_t g,
                                         const Visit& visit) {
+  using T = typename Acc::Traits;
 #pragma unroll
   for (int32_t c = 0; c < T::kChunks; ++c) {
     VisitDims<4>(acc, n, i, 2 * c, c * kChunkDims + 4 * g, visit);
@@ -127,10 +128,9 @@ __device__ __forceinline__ void ForDims(Acc& acc, int32_t n, int32_t i, int32_t 
 }
 
 // A pair that one warp saw whole goes out from its registers. acc: after Close.
-template <class T>
+template <class T, class Sums>
 __device__ __forceinline__ void WriteWhole(const DecodeArgs& args, const DecodeRow& row,
-                                           const Pair& pair, int32_t lane,
-                                           const Accumulator<T>& acc) {
+                                           const Pair& pair, int32_t lane, const Sums& acc) {
   const int32_t g = lane / 4;
 #pragma unroll
   for (int32_t n = 0; n < T::kNTiles; ++n) {
@@ -140,35 +140,37 @@ __device__ __forceinline__ void WriteWhole(const DecodeArgs& args, const DecodeR
       if (column >= pair.columns) continue;
       const ColumnPlace place = PlaceOf(row, pair, args, column);
       const Finish finish = FinishColumn(row, place.q_head, acc.origin[n][i], acc.sum[n][i]);
-      ForDims<T>(acc, n, i, g, [&](int32_t dim, const auto& x) {
+      ForDims(acc, n, i, g, [&](int32_t dim, const auto& x) {
         constexpr int32_t kCount = sizeof(x) / sizeof(float);
         float y[kCount];
 #pragma unroll
         for (int32_t j = 0; j < kCount; ++j) y[j] = x[j] * finish.factor;
         StoreOut(row, args.out_type, place.index * T::kHeadDim + dim, y);
       });
-      if (g == 0 && row.lse != nullptr) row.lse[place.index] = finish.lse;
+      if (g == 0 && acc.SpeaksForColumns() && row.lse != nullptr) {
+        row.lse[place.index] = finish.lse;
+      }
     }
   }
 }
 
 // Leaves what a warp holds as a piece, in shared or global memory. acc: after Close.
-template <class T>
-__device__ __forceinline__ void WritePiece(const Accumulator<T>& acc, int32_t lane, float* piece) {
+template <class T, class Sums>
+__device__ __forceinline__ void WritePiece(const Sums& acc, int32_t lane, float* piece) {
   const int32_t g = lane / 4;
 #pragma unroll
   for (int32_t n = 0; n < T::kNTiles; ++n) {
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
       float* column = piece + (8 * n + 2 * (lane % 4) + i) * T::kPieceStride;
-      ForDims<T>(acc, n, i, g, [&](int32_t dim, const auto& x) {
+      ForDims(acc, n, i, g, [&](int32_t dim, const auto& x) {
         constexpr int32_t kCount = sizeof(x) / sizeof(float);
         Floats<kCount> y;
 #pragma unroll
         for (int32_t j = 0; j < kCount; ++j) y.x[j] = x[j];
         *reinterpret_cast<Floats<kCount>*>(column + dim) = y;
       });
-      if (g == 0) {
+      if (g == 0 && acc.SpeaksForColumns()) {
         *reinterpret_cast<float2*>(column + T::kHeadDim) = {acc.origin[n][i], acc.sum[n][i]};
       }
     }
@@ -191,7 +193,7 @@ __device__ __forceinline__ void FoldPiece(const float* piece, int32_t lane, Accu
       const float of_piece = Exp2(terms.x - origin);
       acc.origin[n][i] = origin;
       acc.sum[n][i] = fmaf(weight, acc.sum[n][i], terms.y * of_piece);
-      ForDims<T>(acc, n, i, g, [&](int32_t dim, auto& x) {
+      ForDims(acc, n, i, g, [&](int32_t dim, auto& x) {
         constexpr int32_t kCount = sizeof(x) / sizeof(float);
         const auto y = *reinterpret_cast<const Floats<kCount>*>(column + dim);
 #pragma unroll

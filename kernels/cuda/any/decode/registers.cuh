@@ -46,10 +46,14 @@ struct Query<T, true> {
 // (PlaceVUp); 0: no tile was seen.
 template <class T>
 struct Accumulator {
+  using Traits = T;
   float o[T::kNTiles][T::kDimTiles][4];
   float origin[T::kNTiles][2];
   float sum[T::kNTiles][2];
   float v_up;
+
+  // Of those that hold the same columns, this warp says what belongs to a column as a whole.
+  __device__ __forceinline__ static bool SpeaksForColumns() { return true; }
 
   // 1 / v_up, or so large that 0 stays 0.
   __device__ __forceinline__ float VDown() const {

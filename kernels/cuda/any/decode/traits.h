@@ -34,6 +34,10 @@ struct DecodeTraits {
   static constexpr int32_t kUnitTiles = unit_tiles;
   static constexpr int32_t kUnitTokens = kUnitTiles * kTileTokens;
   static constexpr int32_t kWarpsMax = 8;
+  // Warps that read a ring together, and how many such workers a CTA has where units are cut.
+  static constexpr int32_t kWorkerWarps = 1;
+  static constexpr int32_t kWorkersMax = kWarpsMax;
+  static constexpr int32_t kScratchBytes = 0;  // of a worker, beside its ring and its query
   static constexpr Grain kGrain = {kUnitTokens, kColumns};
   static constexpr int32_t kUnitBytes = kUnitTiles * kTileBytes;
   static constexpr int32_t kUnitsPerPage = kPageTokens / kUnitTokens;
@@ -62,6 +66,18 @@ struct DecodeTraits {
   static_assert(columns % 8 == 0 && head_dim % 16 == 0);
   static_assert(columns * head_dim <= 32 * 128, "the output of a pair stays in registers");
   static_assert(kTileBytes % 16 == 0, "bulk copies and 16-byte loads");
+};
+
+// For the cut of 17 to 32 query columns in fp8_kv on Hopper: four warps, a warpgroup, share units
+// of a page each (sm90/decode/wide.cuh, decision 0030).
+template <class T>
+class WideAttends;
+struct WideTraits : DecodeTraits<Precision::kFp8Kv, 128, 32, kTilesPerPage> {
+  using Attends = WideAttends<WideTraits>;
+  static constexpr int32_t kWorkerWarps = kTilesPerPage;
+  static constexpr int32_t kWorkersMax = 3;
+  static constexpr int32_t kScratchBytes = 9 * 1024;  // WideShared
+  static constexpr bool kFoldsItems = false;
 };
 
 // For pairs that have a cluster each: units small enough that short ones give each warp one.

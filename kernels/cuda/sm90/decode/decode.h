@@ -14,4 +14,12 @@ struct Decode {
   static cudaError_t Launch(const DecodeArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };
 
+// The same with a warpgroup for each pair where units are cut (WideTraits).
+template <Precision precision, int32_t head_dim, int32_t columns>
+struct WideDecode {
+  static cudaError_t Prepare(int32_t shared_bytes);
+  static int32_t Shared(int32_t rows_count, const LaunchShape& shape);
+  static cudaError_t Launch(const DecodeArgs& args, const LaunchShape& shape, cudaStream_t stream);
+};
+
 }  // namespace fp8kvd::kernels::cuda::sm90
