@@ -40,6 +40,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import typing
 import urllib.request
@@ -164,6 +165,16 @@ def metrics(http):
     return {name: float(value) for name, value in pairs}
 
 
+def read_until(word, stream):
+    """The lines up to one that is the word. RuntimeError with them where none is."""
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if line.strip() == word:
+            return "".join(lines)
+    raise RuntimeError(f"no \"{word}\" came, but: {''.join(lines)[-2000:]}")
+
+
 class Bench:
     """Daemons of the model that the loads are made for."""
 
@@ -192,16 +203,16 @@ class Bench:
         and its threads' part of the processors."""
         with subprocess.Popen(self.argv(running, waits=1, **flags), stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as load:
-            told = load.stderr.readline()
+            watch = threading.Timer(300, load.kill)
+            watch.daemon = True
+            watch.start()
+            told = read_until("filled", load.stderr)
             began, before, threads = time.monotonic(), metrics(self.http), running.thread_seconds()
             print(file=load.stdin, flush=True)
-            told += load.stderr.readline()
+            told += read_until("decoded", load.stderr)
             ended, after, now = time.monotonic(), metrics(self.http), running.thread_seconds()
-            try:
-                stdout, stderr = load.communicate("\n", timeout=120)
-            except subprocess.TimeoutExpired:
-                load.kill()
-                raise
+            stdout, stderr = load.communicate("\n")
+            watch.cancel()
         if load.returncode != 0:
             raise RuntimeError(f"daemon_bench {flags}: {told}{stderr[-2000:]}")
         wall_s = ended - began
@@ -330,8 +341,8 @@ def beside(programs, args, out, log):
     bench = Bench(programs, args, log)
     short = {"seq_len": 1024, "steps": bench.scaled(2000)}
     long = {"seq_len": bench.scaled(262_144), "layers": 2, "steps": bench.scaled(1500)}
+    out["beside"], out["beside_long"] = [], []
     for key, rounds, single in (("beside", 5, short), ("beside_long", 3, long)):
-        out[key] = []
         with bench.daemon("--shm_threads=4") as running:
             for _ in range(rounds):
                 alone = bench.load(running, {"shm_threads": 4}, clients=1, **single, **SHM)
@@ -433,7 +444,7 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--commit", default="")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: see above")
-    parser.add_argument("--steps", default="", help="JSON of fp8kv_step_bench on this machine")
+    parser.add_argument("--steps", default="", help="JSON of fp8kv_step_bench, of this run")
     parser.add_argument("--parts", default="", help="those alone: see above")
     parser.add_argument("--two_gpus", action="store_true", help="--parts=two_gpus")
     args = parser.parse_args()
@@ -449,10 +460,10 @@ def main():
     with open(args.out + ".log", "w") as log:
         for part in chosen:
             started = time.monotonic()
-            if names:
-                out.setdefault("parts", {})[part.__name__] = now
             try:
                 part(Programs(args.bin, args.prefix), args, out, log)
+                if names:
+                    out.setdefault("parts", {})[part.__name__] = now
             except Exception as error:  # the other parts are worth having
                 failed.append(f"{part.__name__}: {error}")
                 print(failed[-1], flush=True)

@@ -160,8 +160,8 @@ absl::Status AppendWork::Prepare(grpc::ByteBuffer* message, cache::TenantId tena
   return status;
 }
 
-// Nobody looks for its end, nor for that of Run: who looks meanwhile takes the next chunk's bytes
-// from its connection a few at a time, as they come, and is the slower for it.
+// Neither its end nor a large Run's is expected of the poller (Expect): its post ends the poller's
+// wait, whatever that waits for. Uploads were no slower so (docs/performance.md).
 void AppendWork::Load(const Arrival* arrival) {
   arrival_.reset();
   if (arrival != nullptr) arrival_ = *arrival;
