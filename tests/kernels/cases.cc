@@ -226,6 +226,7 @@ void AddData(std::vector<Case>& cases, const std::vector<int32_t>& head_dims, in
                              {"climbing", Data::kClimbing},
                              {"subnormal_rows", Data::kSubnormalRows},
                              {"range_edge", Data::kRangeEdge},
+                             {"keys_at_edge", Data::kKeysAtEdge},
                              {"queries_tiny", Data::kQueriesTiny},
                              {"queries_large", Data::kQueriesLarge},
                              {"queries_wide", Data::kQueriesWide},
@@ -297,6 +298,11 @@ void FillRow(Data data, bool is_key, int64_t row, int32_t head_dim, Random& rand
     case Data::kRangeEdge:
     case Data::kAllAtEdge:
       for (int32_t i = 0; i < head_dim; ++i) x[i] = EdgeBf16(random);
+      return;
+    case Data::kKeysAtEdge:
+      for (int32_t i = 0; i < head_dim; ++i) {
+        x[i] = is_key ? EdgeBf16(random) : NormalBf16(random, 1.0F);
+      }
       return;
     default:
       FillNoiseRow(data, is_key, row, head_dim, random, x);

@@ -26,6 +26,7 @@ enum class Data : uint8_t {
   kNeedle,           // one late key holds nearly all of the weight and a V that no other has
   kSubnormalRows,    // K and V are subnormal bf16; scores are all about 0
   kRangeEdge,        // V at the largest magnitude allowed, K and q so that scores stay ordinary
+  kKeysAtEdge,       // K at the largest magnitude allowed, beside ordinary q
   kQueriesTiny,      // q at 2^-60
   kQueriesLarge,     // q at 2^10
   kQueriesWide,      // q's elements from 2^-24 to 2^2

@@ -28,7 +28,7 @@ constexpr const char* kUsage =
     "  --few      one launch of each case, no checks of many or large ones: for sanitizers that\n"
     "             record each access\n"
     "  --generic  the kernels for sm_80 and up, on any device\n"
-    "  --one_warpgroup  a CTA, for racecheck (docs/performance.md, Sanitizers)\n"
+    "  --one_warpgroup  one a CTA, for racecheck (docs/performance.md, Sanitizers)\n"
     "  --verbose  prints the relative L2 error of each case\n"
     "  --filter   only cases and checks whose names contain TEXT\n"
     "  --part     only every N-th of these, from the I-th on (0 <= I < N)\n"

@@ -1,5 +1,6 @@
-// kernels/cuda/any/decode/pipeline.cuh: a warp's own ring of units in shared memory. Nothing is
-// shared with other warps, so no barrier of the CTA stands in the loop.
+// kernels/cuda/any/decode/pipeline.cuh: a worker's own ring of units in shared memory: a warp's, or
+// one that a warpgroup's warps count alike. Nothing is shared with other workers, so no barrier of
+// the CTA stands in the loop.
 #pragma once
 
 #include <cstdint>

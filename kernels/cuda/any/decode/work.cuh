@@ -19,10 +19,10 @@ __device__ __forceinline__ RowWork WorkOf(const DecodeRow& row, int32_t group) {
 struct WorkMap {
   const int32_t* units;       // [rows_count + 1] in shared memory: units of the rows before
   const int32_t* items;       // batch_invariant: the same in items
-  const int32_t* costs;       // without: in costs
+  const int32_t* costs;       // the same in costs, with batch_invariant in items
   const int32_t* pair_items;  // [rows_count]: items of each pair of a row, or units
   int32_t rows_count;
-  int32_t uniform;  // items of every pair, when all have the same number; else 0
+  int32_t uniform;  // items of every pair, or units, when all have the same number; else 0
 };
 
 __device__ __forceinline__ int32_t RowOf(const int32_t* before, int32_t rows_count, int32_t at) {

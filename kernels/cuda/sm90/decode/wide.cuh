@@ -197,7 +197,8 @@ class WideAttends {
   }
 
   // The tile's weights times v_scale, and this lane's shares of the denominators. kPlaced: origins
-  // are where these scores need them, so what is above them is so by a rounding.
+  // are where these scores need them, and one is a score rounded, so the others are, too: the fma
+  // would count what rounding took, 2^6 at the edge of the range, as far above or below it.
   template <bool kPlaced>
   __device__ __forceinline__ void StoreWeights(const WideScores<T>& scores, const WideSums<T>& acc,
                                                uint8_t* weights,
@@ -210,8 +211,10 @@ class WideAttends {
       float w[4];
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) {
-        const float above = fmaf(scores.s[n][i], scores.factor[i / 2], -acc.origin[n][i % 2]);
-        w[i] = Exp2(kPlaced && above > kScoreMax ? kScoreMax : above);
+        const float factor = scores.factor[i / 2];
+        const float origin = acc.origin[n][i % 2];
+        w[i] = Exp2(kPlaced ? __fsub_rn(__fmul_rn(scores.s[n][i], factor), origin)
+                            : fmaf(scores.s[n][i], factor, -origin));
       }
       sums[n][0] = w[0] + w[2];
       sums[n][1] = w[1] + w[3];
