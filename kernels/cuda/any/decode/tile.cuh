@@ -169,6 +169,17 @@ __device__ __forceinline__ void WeightsOfTile(const float (&s)[T::kNTiles][4],
   }
 }
 
+// A lane's codes of a chunk of V as mma's A, two M tiles.
+__device__ __forceinline__ void ExpandChunk(uint4 codes, uint32_t (&a)[8]) {
+  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+  for (int32_t i = 0; i < 4; ++i) {
+    const Expanded x = Expand(words[i]);
+    a[2 * i] = x.first;
+    a[2 * i + 1] = x.last;
+  }
+}
+
 // o += V P for one chunk of dimensions; chunk kChunks is the half one.
 template <class T>
 __device__ __forceinline__ void AccumulateChunk(const uint8_t* v, int32_t c, int32_t lane,
@@ -180,13 +191,7 @@ __device__ __forceinline__ void AccumulateChunk(const uint8_t* v, int32_t c, int
   if constexpr (T::kFp8) {
     const uint4 x = whole ? reinterpret_cast<const uint4*>(chunk)[lane] : uint4{};
     const uint2 y = whole ? uint2{x.x, x.y} : reinterpret_cast<const uint2*>(chunk)[lane];
-    const uint32_t words[4] = {y.x, y.y, x.z, x.w};
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      const Expanded x = Expand(words[i]);
-      a[2 * i] = x.first;
-      a[2 * i + 1] = x.last;
-    }
+    ExpandChunk({y.x, y.y, x.z, x.w}, a);
   } else {
     const uint4 x = reinterpret_cast<const uint4*>(chunk)[lane];
     const uint4 y = whole ? reinterpret_cast<const uint4*>(chunk)[kWarpLanes + lane] : uint4{};

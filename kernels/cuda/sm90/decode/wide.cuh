@@ -308,14 +308,7 @@ class WideAttends {
   // The warp's chunk of a tile's V, two M tiles.
   __device__ __forceinline__ void LoadV(const uint8_t* v, uint32_t (&a)[8]) const {
     const uint8_t* chunk = v + warp_ * kChunkDims * kTileTokens;
-    const uint4 x = reinterpret_cast<const uint4*>(chunk)[lane_];
-    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      const Expanded codes = Expand(words[i]);
-      a[2 * i] = codes.first;
-      a[2 * i + 1] = codes.last;
-    }
+    ExpandChunk(reinterpret_cast<const uint4*>(chunk)[lane_], a);
   }
 
   // The denominators over all lanes and warps. A barrier: all are done with the pair's last unit.
