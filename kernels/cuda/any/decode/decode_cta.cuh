@@ -229,7 +229,7 @@ class Worker {
                                             int32_t unit) const {
     const int32_t pair_in_row =
         FloorDiv(pair.units.first - map_.units[pair.row], pair.units.end - pair.units.first);
-    return map_.items[pair.row] + pair_in_row * map_.pair_items[pair.row] +
+    return map_.parts[pair.row] + pair_in_row * map_.pair_items[pair.row] +
            FloorDiv(unit - pair.units.first, InvariantItemUnits(row, args_.group, T::kGrain));
   }
 

@@ -41,7 +41,7 @@ __device__ __forceinline__ PiecesOfPair<T> PiecesOf(const DecodeArgs& args, cons
                                                     const CtaCut& cut, int32_t workers,
                                                     const Range& items) {
   const int32_t cta = FloorDiv(items.first, cut.share);
-  const Range of_cta = ShareAt({0, map.items[map.rows_count]}, cut.share, cta);
+  const Range of_cta = ShareAt({0, map.parts[map.rows_count]}, cut.share, cta);
   const int32_t share = ShareOf(of_cta.end - of_cta.first, workers, cut.uniform, 0);
   const int32_t worker = FloorDiv(items.first - of_cta.first, share);
   const int32_t end =

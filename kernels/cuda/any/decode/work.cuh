@@ -18,8 +18,7 @@ __device__ __forceinline__ RowWork WorkOf(const DecodeRow& row, int32_t group) {
 // Units stand in one order: rows, in a row its pairs, in a pair its tokens.
 struct WorkMap {
   const int32_t* units;       // [rows_count + 1] in shared memory: units of the rows before
-  const int32_t* items;       // batch_invariant: the same in items
-  const int32_t* costs;       // the same in costs, with batch_invariant in items
+  const int32_t* parts;       // the same in costs, with batch_invariant in items
   const int32_t* pair_items;  // [rows_count]: items of each pair of a row, or units
   int32_t rows_count;
   int32_t uniform;  // items of every pair, or units, when all have the same number; else 0
@@ -78,7 +77,7 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, Grain grain, 
   const int32_t warps = blockDim.x / kWarpLanes;
   int32_t* of_cta = shared + 2 * warps;
   int32_t* units = of_cta + 2;
-  int32_t* parts = units + rows + 1;  // items or costs
+  int32_t* parts = units + rows + 1;
   int32_t* of_pair = units + 2 * (rows + 1);
   const int32_t share = CeilDiv(rows, blockDim.x);
   const int32_t first = min(static_cast<int32_t>(threadIdx.x) * share, rows);
@@ -119,7 +118,7 @@ __device__ __forceinline__ WorkMap MapWork(const DecodeArgs& args, Grain grain, 
   }
   const bool same = first >= end || (items_min == items_max && items_max == *of_cta);
   const bool uniform = __syncthreads_and(same) != 0;
-  return {units, parts, parts, of_pair, rows, uniform ? *of_cta : 0};
+  return {units, parts, of_pair, rows, uniform ? *of_cta : 0};
 }
 
 // [first, end).
@@ -142,10 +141,10 @@ struct ItemsOfPair {
 };
 
 __device__ __forceinline__ ItemsOfPair ItemsAround(const WorkMap& map, int32_t item) {
-  const int32_t row = RowOf(map.items, map.rows_count, item);
+  const int32_t row = RowOf(map.parts, map.rows_count, item);
   const int32_t count = map.pair_items[row];
-  const int32_t pair = FloorDiv(item - map.items[row], count);
-  const int32_t first = map.items[row] + pair * count;
+  const int32_t pair = FloorDiv(item - map.parts[row], count);
+  const int32_t first = map.parts[row] + pair * count;
   return {row, pair, {first, first + count}};
 }
 
@@ -163,9 +162,9 @@ __device__ __forceinline__ int32_t UnitOfItem(const DecodeArgs& args, const Work
 // The first unit at or after a place among costs. What a pair costs beyond its units stands before
 // them.
 __device__ __forceinline__ int32_t UnitOfCost(const WorkMap& map, int32_t cost) {
-  const int32_t row = RowOf(map.costs, map.rows_count, cost);
+  const int32_t row = RowOf(map.parts, map.rows_count, cost);
   const int32_t units = map.pair_items[row];
-  const int32_t in_row = cost - map.costs[row];
+  const int32_t in_row = cost - map.parts[row];
   const int32_t pair = FloorDiv(in_row, CostOfPair(units));
   const int32_t in_pair = max(in_row - pair * CostOfPair(units) - kPairCost, 0);
   return map.units[row] + pair * units + in_pair;
@@ -180,7 +179,7 @@ __device__ __forceinline__ CutBy CutOf(const DecodeArgs& args, const WorkMap& ma
 
 // How many there are.
 __device__ __forceinline__ int32_t PartsOf(const WorkMap& map, CutBy by) {
-  return by == CutBy::kUnits ? map.units[map.rows_count] : map.costs[map.rows_count];
+  return by == CutBy::kUnits ? map.units[map.rows_count] : map.parts[map.rows_count];
 }
 
 // The first unit of a share that begins at one of them.
@@ -251,7 +250,7 @@ struct Pair {
 __device__ __forceinline__ int32_t FirstCost(const WorkMap& map, const Pair& pair) {
   const int32_t units = map.pair_items[pair.row];
   const int32_t index = FloorDiv(pair.units.first - map.units[pair.row], units);
-  return map.costs[pair.row] + index * CostOfPair(units) + kPairCost;
+  return map.parts[pair.row] + index * CostOfPair(units) + kPairCost;
 }
 
 // Pair `index` of a row, its units counted from its first.
