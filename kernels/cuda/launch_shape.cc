@@ -16,14 +16,17 @@ constexpr int32_t kShortUnits = 4;        // of a warp
 constexpr int32_t kLateUnitsMin = 7;      // of a warp
 constexpr int32_t kSharedReserve = 1024;  // that the system takes of each CTA
 
-// A cluster of its own for each pair. Tokens below which another CTA or another warp does not pay.
-constexpr int32_t kClusterMax = 8;
-constexpr int32_t kTokensOfPairCta = 256;
+// A cluster of its own for each pair: of one, two and four CTAs up to so many tokens. Beyond, their
+// warps take longer over another unit than twice as many CTAs to join.
+constexpr int32_t kTokensOfCtasMax[] = {256, 512, 2047};
+constexpr int32_t kTokensOfQuickCtaMax = 384;  // of one CTA (HasQuickUnits)
 constexpr int32_t kTokensOfPairWarpMax = 256;  // above, an even cut of all units is faster ...
 constexpr int32_t kLongPairClusterMax = 2;     // ... unless these read as fast as the memory gives
 constexpr int32_t kTokensOfFp8CtaMax = 8192;   // ... (KeepsUp)
 constexpr int32_t kTokensOfManyPairsMax = 512;
 constexpr int32_t kTokensOfFewTilesMax = 64;
+constexpr int32_t kTokensOfHandfulMin = 256;
+constexpr int32_t kFewColumns = 4;
 constexpr int32_t kTokensOfLongPairsMin = 4096;
 constexpr int32_t kWarpsOfManyPairs = 4;
 constexpr int32_t kPairCtasMax = 4;  // of a multiprocessor at once: its registers hold no more
@@ -39,10 +42,19 @@ int32_t StagesOf(const DecodeKernel& kernel) {
   return std::clamp(kRingBytes / kernel.unit_bytes, 2, kStagesMax);
 }
 
-int32_t CtasOfPairs(const DeviceLimits& device, const LaunchWork& work, int32_t tokens) {
+// Whether a warp is soon done with another unit.
+bool HasQuickUnits(const DecodeKernel& kernel) {
+  return kernel.grain.columns == 8 && kernel.precision == Precision::kBf16 &&
+         kernel.head_dim <= 128;
+}
+
+int32_t CtasOfPairs(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchWork& work,
+                    int32_t tokens) {
   int32_t cluster = 1;
-  while (cluster < kClusterMax && 2 * cluster * work.pairs <= device.multiprocessors / 2 &&
-         2 * cluster * kTokensOfPairCta <= tokens) {
+  for (const int32_t most : kTokensOfCtasMax) {
+    const bool is_one = cluster == 1 && HasQuickUnits(kernel);
+    const int32_t enough = is_one ? kTokensOfQuickCtaMax : most;
+    if (tokens <= enough || 2 * cluster * work.pairs > device.multiprocessors / 2) break;
     cluster *= 2;
   }
   return cluster;
@@ -58,6 +70,16 @@ int32_t HandfulOfPairs(const DecodeKernel& kernel, const LaunchWork& work, int32
       kernel.grain.columns == 8 && (kernel.precision == Precision::kBf16 || kernel.head_dim == 128);
   const auto pairs = static_cast<int32_t>((work.pairs + ctas - 1) / ctas);
   return IsUniform(work) && is_light && pairs >= kWarps / 2 && pairs <= kWarps ? pairs : 0;
+}
+
+// Whether a handful of pairs goes faster with a CTA each all the same: these are there at once,
+// or have little to do.
+bool IsShortHandful(const DeviceLimits& device, const LaunchWork& work, int32_t tokens) {
+  if (tokens > kTokensOfHandfulMin) {
+    return work.pairs <= int64_t{kPairCtasMax} * device.multiprocessors;
+  }
+  return tokens <= kTokensOfFewTilesMax || tokens > kTokensOfHandfulMin / 2 ||
+         work.columns <= kFewColumns;
 }
 
 // Many long pairs that take whole rounds of CTAs, or nearly: whichever multiprocessor ends one gets
@@ -122,11 +144,11 @@ bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const
   if (kernel.sm != 90 || work.row_pairs == 0 || !IsUniform(work)) return false;
   const int32_t tokens = work.items_max * kernel.grain.unit_tokens;
   const bool many = work.pairs > device.multiprocessors;
-  if (many && kernel.precision == Precision::kFp8Kv &&
+  if (many && kernel.precision == Precision::kFp8Kv && !IsShortHandful(device, work, tokens) &&
       HandfulOfPairs(kernel, work, device.multiprocessors) > 0) {
     return false;
   }
-  shape.cluster = many ? 1 : CtasOfPairs(device, work, tokens);
+  shape.cluster = many ? 1 : CtasOfPairs(kernel, device, work, tokens);
   shape.ctas = static_cast<int32_t>(work.pairs) * shape.cluster;
   shape.warps = many ? kWarpsOfManyPairs : kWarps;
   shape.row_pairs = work.row_pairs;
@@ -158,6 +180,7 @@ LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grai
     work.items += items * of_row.pairs;
     work.pairs += of_row.pairs;
     work.items_max = std::max(work.items_max, static_cast<int32_t>(items));
+    work.columns = std::max(work.columns, std::min(row.q_len * group, grain.columns));
     work.row_pairs = first || work.row_pairs == of_row.pairs ? of_row.pairs : 0;
   }
   if (batch_invariant) work.row_pairs = 0;

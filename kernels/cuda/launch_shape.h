@@ -27,6 +27,7 @@ struct LaunchWork {
   int64_t pairs;
   int32_t items_max;  // of a pair
   int32_t row_pairs;  // pairs of each row, when nothing forbids a cut and all have as many; else 0
+  int32_t columns;    // query columns of a pair, at most
 };
 LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grain,
                       bool batch_invariant);

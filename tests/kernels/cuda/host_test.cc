@@ -219,6 +219,29 @@ TEST(LaunchShape, GivesFewEqualShortPairsAClusterEach) {
   EXPECT_EQ(ShapeOf(90, Precision::kFp8Kv, ten, false).row_pairs, 3);
 }
 
+TEST(LaunchShape, GivesAPairAsManyCtasAsItsWarpsWouldNeedForAUnitEach) {
+  const auto cluster = [](Precision precision, int32_t tokens) {
+    return ShapeOf(90, precision, {RowOf(tokens - 1, 1, 0)}, false).cluster;
+  };
+  for (const auto& [tokens, ctas] : {std::pair(256, 1), {257, 2}, {512, 2}, {513, 4}, {2048, 8}}) {
+    EXPECT_EQ(cluster(Precision::kFp8Kv, tokens), ctas) << tokens;
+  }
+  EXPECT_EQ(cluster(Precision::kBf16, 384), 1) << "their units are soon done with";
+  EXPECT_EQ(cluster(Precision::kBf16, 385), 2);
+}
+
+TEST(LaunchShape, GivesManyShortPairsACtaEachEvenWhereAMultiprocessorGetsAHandful) {
+  const auto cluster = [](int32_t rows_count, int32_t tokens) {
+    const std::vector<DecodeRow> rows(rows_count, RowOf(tokens - 1, 1, 0));  // 3 pairs each
+    return ShapeOf(90, Precision::kFp8Kv, rows, false).cluster;
+  };
+  EXPECT_EQ(cluster(200, 64), 1);
+  EXPECT_EQ(cluster(200, 128), 0);
+  EXPECT_EQ(cluster(200, 256), 1);
+  EXPECT_EQ(cluster(200, 257), 0);
+  EXPECT_EQ(cluster(176, 512), 1) << "four of each multiprocessor are there at once";
+}
+
 TEST(LaunchShape, GivesPairsOfAFewTilesSmallUnits) {
   const std::vector<DecodeRow> few(3, RowOf(63, 1, 0));
   const std::vector<DecodeRow> more(3, RowOf(64, 1, 0));
