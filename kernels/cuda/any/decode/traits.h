@@ -80,16 +80,22 @@ struct WideTraits : DecodeTraits<Precision::kFp8Kv, 128, 32, kTilesPerPage> {
   static constexpr bool kFoldsItems = false;
 };
 
-// For pairs that have a cluster each: units small enough that short ones give each warp one.
+// For pairs that have a cluster each: units small enough that short ones give each warp one. With
+// 32 columns a warp has one tile in work at a time, and in fp8_kv no more in a unit.
+template <Precision precision, int32_t head_dim, int32_t columns>
+inline constexpr int32_t kPairUnitTiles = UnitTiles(precision, head_dim) < 2 ||
+                                                  (columns > 16 && precision == Precision::kFp8Kv)
+                                              ? 1
+                                              : 2;
 template <Precision precision, int32_t head_dim, int32_t columns>
 using PairsTraits =
-    DecodeTraits<precision, head_dim, columns, (UnitTiles(precision, head_dim) < 2 ? 1 : 2)>;
+    DecodeTraits<precision, head_dim, columns, kPairUnitTiles<precision, head_dim, columns>>;
 
 // For pairs of a few tiles, where more warps are worth more than what a warp gains by two tiles at
-// once: in fp8_kv units of one, where bf16 has such units anyway.
+// once: in fp8_kv units of one.
 template <Precision precision, int32_t head_dim, int32_t columns>
-using FewTilesTraits = std::conditional_t<
-    precision == Precision::kFp8Kv && columns <= 16 && UnitTiles(Precision::kBf16, head_dim) == 1,
-    DecodeTraits<precision, head_dim, columns, 1>, PairsTraits<precision, head_dim, columns>>;
+using FewTilesTraits = std::conditional_t<precision == Precision::kFp8Kv,
+                                          DecodeTraits<precision, head_dim, columns, 1>,
+                                          PairsTraits<precision, head_dim, columns>>;
 
 }  // namespace fp8kvd::kernels::cuda
