@@ -259,14 +259,14 @@ __device__ __forceinline__ void AttendOneByOne(Pipeline& pipeline, const Attenti
 }
 
 // The same where a step is a unit, and keys of the first one, which is here, are ready. acc is as
-// Clear left it. in_f16: what became q. Whether it fits is asked while the first products are on
-// their way; where it does not, scale() mends q and `attention`, and they are taken again.
-template <class T, class Ring, class Pipeline, class Scale>
+// Clear left it. fits() says whether q may be used as it is; it is asked while the first products
+// are on their way. Where q may not, scale() mends it and `attention`, and they are taken again.
+template <class T, class Ring, class Pipeline, class Fits, class Scale>
 __device__ __forceinline__ void AttendFrom(const FirstKeys<T>& keys, uint8_t* unit,
                                            Pipeline& pipeline, const Attention<T>& attention,
                                            Stretch stretch, int32_t lane, const Query<T>& q,
                                            Accumulator<T>& acc, int32_t let_next_at,
-                                           const QueryInF16<T>& in_f16, const Scale& scale) {
+                                           const Fits& fits, const Scale& scale) {
   static_assert(T::kFp8 && T::kUnitTiles == T::kTilesAtOnce);
   Tiles<T> tiles;
   int32_t token = stretch.token;
@@ -274,7 +274,7 @@ __device__ __forceinline__ void AttendFrom(const FirstKeys<T>& keys, uint8_t* un
 #pragma unroll 1
   for (bool scaled = false;; scaled = true) {
     tiles.Begin(unit, keys, lane, q);
-    if (scaled || in_f16.Fits()) break;
+    if (scaled || fits()) break;
     scale();
   }
   attention.template Score<true>(tiles, token, is_edge, lane, acc);

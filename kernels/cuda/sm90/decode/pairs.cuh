@@ -140,6 +140,12 @@ __device__ __forceinline__ void JoinPair(const DecodeArgs& args, const DecodeRow
 template <class T>
 inline constexpr bool kKeysAhead = (T::kFp8 && T::kUnitTiles == T::kTilesAtOnce);
 
+// Whether the query fits f16 is asked behind the first products, not before them. What mends it
+// then stands between these and their scores: that costs more than it wins where it is much code,
+// or a small query soon looked through.
+template <class T>
+inline constexpr bool kAsksBehindProducts = (T::kTilesAtOnce * T::kNTiles <= 2 && T::kHeadDim > 64);
+
 // A pair's query on its way to a warp: to its registers, or to the stage where they do not suffice.
 // What can be known before it may be read is found out by the constructor.
 template <class T>
@@ -181,19 +187,28 @@ __device__ __forceinline__ void AttendAsQueryComes(const ComingQuery<T>& query, 
     uint8_t* unit = pipeline.Wait();
     keys.Load(unit, lane);
     query.Await();
-    const QueryInF16<T> as_it_is(q);
-    as_it_is.Store(q);
-    const auto scale = [&] {
-      query.Ask(lane, q);
-      query.Await();
-      QueryInF16<T> scaled(q);
-      q.down = scaled.Scale();
-      scaled.Store(q);
-      attention.CountQuery(q);
+    const auto attend = [&](const auto& fits, const auto& scale) {
+      acc.Clear();
+      AttendFrom<T, Ring>(keys, unit, pipeline, attention, stretch, lane, q, acc, let_next_at, fits,
+                          scale);
     };
-    acc.Clear();
-    AttendFrom<T, Ring>(keys, unit, pipeline, attention, stretch, lane, q, acc, let_next_at,
-                        as_it_is, scale);
+    if constexpr (kAsksBehindProducts<T>) {
+      const QueryInF16<T> as_it_is(q);
+      as_it_is.Store(q);
+      attend([&] { return as_it_is.Fits(); },
+             [&] {
+               query.Ask(lane, q);
+               query.Await();
+               QueryInF16<T> scaled(q);
+               q.down = scaled.Scale();
+               scaled.Store(q);
+               attention.CountQuery(q);
+             });
+    } else {
+      MakeOperand<T>(q);
+      attention.CountQuery(q);
+      attend([] { return true; }, [] {});
+    }
   } else {
     query.Await();
     MakeOperand<T>(q);
