@@ -21,8 +21,11 @@ constexpr int32_t kSharedReserve = 1024;  // that the system takes of each CTA
 constexpr int32_t kTokensOfCtasMax[] = {256, 512, 2047};
 constexpr int32_t kTokensOfQuickCtaMax = 384;  // of one CTA (HasQuickUnits)
 constexpr int32_t kTokensOfPairWarpMax = 256;  // above, an even cut of all units is faster ...
-constexpr int32_t kLongPairClusterMax = 2;     // ... unless these read as fast as the memory gives
-constexpr int32_t kTokensOfFp8CtaMax = 8192;   // ... (KeepsUp)
+constexpr int32_t kElementsOfBf16WarpMax = 160 * 128;
+constexpr int32_t kLongPairClusterMax = 2;  // ... unless these read as fast as the memory gives
+constexpr int32_t kElementsOfCtaMax = 6144 * 128;  // ... (KeepsUp)
+constexpr int32_t kTokensOfFp8CtaMax = 8192;
+constexpr int32_t kTokensOfFp8CtaForDim = 80;
 constexpr int32_t kTokensOfManyPairsMax = 512;
 constexpr int32_t kTokensOfFewTilesMax = 64;
 constexpr int32_t kTokensOfHandfulMin = 256;
@@ -94,20 +97,31 @@ bool FillsRounds(const DecodeKernel& kernel, const DeviceLimits& device, const L
   return 10 * work.pairs >= 9 * ((work.pairs + round - 1) / round) * round;
 }
 
+// Tokens of a warp up to which a pair gets a cluster whatever KeepsUp says.
+int32_t TokensOfPairWarpMax(const DecodeKernel& kernel) {
+  return kernel.precision == Precision::kFp8Kv || kernel.grain.columns > 8
+             ? kTokensOfPairWarpMax
+             : std::min(kTokensOfPairWarpMax, kElementsOfBf16WarpMax / kernel.head_dim);
+}
+
 // Whether the CTAs of a shape that gives each pair a cluster, few as they are, read as fast as the
-// memory gives. In fp8_kv arithmetic comes close behind, and what they win is the seam: where they
-// leave half of the multiprocessors to the next launch's, or take nearly all, and none has much to
-// do.
+// memory gives. What they win is the seam: where they leave half of the multiprocessors to the next
+// launch's and none has much to do, or where they take nearly all. In fp8_kv arithmetic, of which a
+// token of a small head takes as much, comes close behind, and the seam is more of the whole.
 bool KeepsUp(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchShape& shape,
              int32_t tokens) {
   if (kernel.grain.columns > 8 || shape.cluster > kLongPairClusterMax ||
       9 * shape.ctas < 4 * device.multiprocessors) {
     return false;
   }
-  if (kernel.precision == Precision::kBf16) return true;
   const bool leave_half = 2 * shape.ctas <= device.multiprocessors;
-  const bool take_all = 10 * shape.ctas >= 7 * device.multiprocessors && kernel.head_dim >= 128;
-  return tokens <= shape.cluster * kTokensOfFp8CtaMax && (leave_half || take_all);
+  const bool take_all = 10 * shape.ctas >= 9 * device.multiprocessors;
+  const int32_t cta_tokens = CeilDiv(tokens, shape.cluster);
+  const bool is_short = int64_t{cta_tokens} * kernel.head_dim <= kElementsOfCtaMax;
+  if (kernel.precision == Precision::kBf16) return take_all || (leave_half && is_short);
+  const bool take_most = 10 * shape.ctas >= 7 * device.multiprocessors && is_short;
+  return cta_tokens <= std::min(kTokensOfFp8CtaMax, kTokensOfFp8CtaForDim * kernel.head_dim) &&
+         (leave_half || (kernel.head_dim >= 128 && (take_all || take_most)));
 }
 
 // The stages of a shape that gives each pair a cluster, whose CTAs and warps are known.
@@ -156,7 +170,7 @@ bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const
   const int32_t warp_tokens = tokens / (shape.cluster * shape.warps);
   const bool is_long = tokens > kTokensOfManyPairsMax;
   if (many ? is_long && !FillsRounds(kernel, device, work, tokens)
-           : warp_tokens > kTokensOfPairWarpMax && !KeepsUp(kernel, device, shape, tokens)) {
+           : warp_tokens > TokensOfPairWarpMax(kernel) && !KeepsUp(kernel, device, shape, tokens)) {
     return false;
   }
   FitPairs(kernel, device, work, is_long, shape);

@@ -272,7 +272,7 @@ TEST(LaunchShape, GivesLongPairsOfBf16ACtaEachWhereTheyFillRounds) {
   EXPECT_EQ(ShapeOf(90, Precision::kBf16, more, false).cluster, 0);
 }
 
-TEST(LaunchShape, GivesLongPairsOfFp8ClustersWhereTheNextLaunchFindsRoomOrNoneIsIdle) {
+TEST(LaunchShape, GivesLongPairsClustersWhereTheNextLaunchFindsRoomOrNoneIsIdle) {
   const auto cluster = [](Precision precision, int32_t rows_count, int32_t tokens) {
     const std::vector<DecodeRow> rows(rows_count, RowOf(tokens - 1, 1, 0));  // 3 pairs each
     return ShapeOf(90, precision, rows, false).cluster;
@@ -281,8 +281,14 @@ TEST(LaunchShape, GivesLongPairsOfFp8ClustersWhereTheNextLaunchFindsRoomOrNoneIs
   EXPECT_EQ(cluster(Precision::kFp8Kv, 24, 4096), 0) << "72 CTAs";
   EXPECT_EQ(cluster(Precision::kFp8Kv, 40, 8192), 1) << "120 CTAs";
   EXPECT_EQ(cluster(Precision::kFp8Kv, 10, 32768), 0) << "arithmetic does not keep up";
-  EXPECT_EQ(cluster(Precision::kBf16, 24, 4096), 1);
-  EXPECT_EQ(cluster(Precision::kBf16, 10, 32768), 2);
+  EXPECT_EQ(cluster(Precision::kFp8Kv, 32, 4096), 1) << "96 CTAs";
+  EXPECT_EQ(cluster(Precision::kFp8Kv, 32, 8192), 0);
+  EXPECT_EQ(cluster(Precision::kBf16, 10, 8192), 2) << "60 CTAs";
+  EXPECT_EQ(cluster(Precision::kBf16, 10, 32768), 0) << "the cut reads faster";
+  EXPECT_EQ(cluster(Precision::kBf16, 24, 1024), 1) << "72 CTAs";
+  EXPECT_EQ(cluster(Precision::kBf16, 24, 2048), 0);
+  EXPECT_EQ(cluster(Precision::kBf16, 40, 32768), 1) << "120 CTAs";
+  EXPECT_EQ(cluster(Precision::kBf16, 5, 8192), 0) << "15 clusters of 4";
 }
 
 TEST(InvariantItems, FollowFromTheRowAndAreAtMostAsManyAsThereIsRoomFor) {
