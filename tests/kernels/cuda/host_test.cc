@@ -235,10 +235,9 @@ TEST(LaunchShape, GivesManyShortPairsACtaEachEvenWhereAMultiprocessorGetsAHandfu
     const std::vector<DecodeRow> rows(rows_count, RowOf(tokens - 1, 1, 0));  // 3 pairs each
     return ShapeOf(90, Precision::kFp8Kv, rows, false).cluster;
   };
-  EXPECT_EQ(cluster(200, 64), 1);
-  EXPECT_EQ(cluster(200, 128), 0);
-  EXPECT_EQ(cluster(200, 256), 1);
-  EXPECT_EQ(cluster(200, 257), 0);
+  for (const auto& [tokens, ctas] : {std::pair(64, 1), {128, 0}, {256, 1}, {257, 0}}) {
+    EXPECT_EQ(cluster(200, tokens), ctas) << tokens;
+  }
   EXPECT_EQ(cluster(176, 512), 1) << "four of each multiprocessor are there at once";
 }
 
