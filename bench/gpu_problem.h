@@ -43,8 +43,11 @@ class Gpu {
   Gpu();
 
   // Median time of one operation in a graph of at least 20 that walks over so many copies of the
-  // cache that they touch 320 MB (five times the L2), of 9 replays after 2.
+  // cache that they touch 320 MB (five times the L2), of 9 replays after 2. The board has rested
+  // before, so that the time does not depend on what was timed before.
   double DecodeUs(const Shape& shape);
+  // The same after 0.6 s of it: at the clocks that the board's power limit leaves by then.
+  double SustainedDecodeUs(const Shape& shape);
   // The same of a variant and of the default, whose graphs are replayed in turns, 19 times each:
   // clocks drift by more than they differ.
   struct Beside {
@@ -74,8 +77,11 @@ class Gpu {
   // Queues the index-th of a row of operations.
   using Operation = std::function<void(int32_t index)>;
   Operation DecodeOf(const Problem& problem, const Variant& variant) const;
-  // Of one in a graph of so many, for each of these operations. Graphs are replayed in turns.
-  std::vector<double> MediansUs(int32_t launches, const std::vector<Operation>& operations);
+  // Of one in a graph of so many, for each of these operations. Graphs are replayed in turns, at
+  // least for so long before they are timed. One alone begins from rest.
+  std::vector<double> MediansUs(int32_t launches, const std::vector<Operation>& operations,
+                                double warm_ms = 0.0);
+  void Rest();
 
   cudaDeviceProp properties_{};
   kernels::cuda::DeviceLimits limits_{};
@@ -85,6 +91,7 @@ class Gpu {
   kernels::cuda::DecodeArgs workspace_{};
   Precision filled_ = Precision::kBf16;
   int32_t filled_head_dim_ = 0;
+  double busy_ms_ = 0.0;  // since it rested
 };
 
 }  // namespace fp8kvd::bench

@@ -151,7 +151,6 @@ std::vector<Cell> OtherCells() {
       cells.push_back({"sweep", Uniform(batch, kv_len, 64, 8)});
     }
   }
-  // Last, since they end at the power cap's clocks, and what follows would begin there.
   for (const int32_t q_len : {2, 4, 8}) {
     for (const int32_t group : {4, 8}) {
       cells.push_back(
@@ -159,6 +158,18 @@ std::vector<Cell> OtherCells() {
     }
   }
   cells.push_back({"q_len 4 d64", Uniform(64, LenForBytes(64, 8, 64), 64, 8, 64, 4)});
+  return cells;
+}
+
+// Where one query token and four bring the board to, when they go on.
+std::vector<Cell> SustainedCells() {
+  std::vector<Cell> cells;
+  for (const int32_t head_dim : {64, 128}) {
+    for (const int32_t q_len : {1, 4}) {
+      cells.push_back(
+          {"sustained", Uniform(64, LenForBytes(64, 8, head_dim), 64, 8, head_dim, q_len)});
+    }
+  }
   return cells;
 }
 
@@ -184,6 +195,19 @@ class Bench {
       if (done) continue;
       shapes_.push_back(cell.shape);
       DecodeCell(cell);
+    }
+  }
+
+  void Sustained(const std::vector<Cell>& cells) {
+    for (const Cell& cell : cells) {
+      for (const Precision precision : {Precision::kFp8Kv, Precision::kBf16}) {
+        Shape shape = cell.shape;
+        shape.precision = precision;
+        const double us = gpu_.SustainedDecodeUs(shape);
+        std::printf("%s, d%d, %d query tokens, %s: %.2f us\n", cell.name.c_str(), shape.head_dim,
+                    shape.q_len, Name(precision), us);
+        Join(&sustained_, CellJson(shape, us, ""));
+      }
     }
   }
 
@@ -235,9 +259,10 @@ class Bench {
     std::snprintf(roofs, sizeof(roofs), "\"roof_gbps\":%.1f,\n\"copy_gbps\":%.1f", read_gbps_,
                   copy_gbps_);
     return "{\"device\":\"" + gpu_.name() + "\",\n\"commit\":\"" + commit + "\",\n\"date\":\"" +
-           date + "\",\n" + roofs + ",\n\"cells\":[\n" + cells_ + "],\n\"bulk_append\":[\n" +
-           appends_ + "],\n\"step_with_append\":[\n" + steps_ + "],\n\"batch_invariant\":[\n" +
-           invariant_ + "],\n\"generic\":[\n" + generic_ + "]}\n";
+           date + "\",\n" + roofs + ",\n\"cells\":[\n" + cells_ + "],\n\"sustained\":[\n" +
+           sustained_ + "],\n\"bulk_append\":[\n" + appends_ + "],\n\"step_with_append\":[\n" +
+           steps_ + "],\n\"batch_invariant\":[\n" + invariant_ + "],\n\"generic\":[\n" + generic_ +
+           "]}\n";
   }
 
  private:
@@ -268,6 +293,7 @@ class Bench {
   const double copy_gbps_;
   std::vector<Shape> shapes_;
   std::string cells_;
+  std::string sustained_;
   std::string appends_;
   std::string steps_;
   std::string invariant_;
@@ -318,6 +344,7 @@ int Main(int argc, char** argv) {
   bench.Decode(flags.only == "APPEND" ? steps : named);
   if (flags.only == "ALL") {
     bench.Decode(OtherCells());
+    bench.Sustained(SustainedCells());
     Variant invariant;
     invariant.batch_invariant = true;
     bench.Variants(named, invariant, "batch_invariant", bench.batch_invariant());

@@ -102,6 +102,18 @@ def shape_table(data, shapes):
     return rows
 
 
+def sustained_table(data, shapes):
+    """The clocks that the board's power leaves after 0.6 s, beside those it has from rest."""
+    rows = ["| head_dim | query tokens | fp8_kv us from rest | after 0.6 s | bf16 us from rest "
+            "| after 0.6 s |", "|---|---|---|---|---|---|"]
+    for shape, both in pairs(data["sustained"]).items():
+        rest = shapes[shape]
+        rows.append(f"| {shape[4]} | {shape[5]} "
+                    f"| {rest['fp8_kv']['us']:.1f} | {both['fp8_kv']['us']:.1f} "
+                    f"| {rest['bf16']['us']:.1f} | {both['bf16']['us']:.1f} |")
+    return rows
+
+
 def size_of(cell):
     lens = cell["kv_len"]
     return f"{cell['batch']} x " + (str(lens) if isinstance(lens, int)
@@ -190,6 +202,7 @@ def report(data, prototype):
     text += wanted_table(shapes, prototype)
     text += ["", "### Other shapes at about 1.1 GB of fp8_kv, 2.1 GB of bf16", ""]
     text += shape_table(data, shapes)
+    text += ["", "What goes on without a rest, 64/8 heads:", ""] + sustained_table(data, shapes)
     text += ["", "### Other ways through the same cells", ""] + variant_table(data)
     text += ["", "### Append", ""] + append_table(data) + ["", END]
     return "\n".join(text)
