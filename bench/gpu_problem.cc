@@ -297,16 +297,16 @@ Gpu::Operation Gpu::DecodeOf(const Problem& problem, const Variant& variant) con
     args.rows_count = cut;
     args.batch_invariant = true;
     if (cut > 0) {
-      const LaunchShape items = ShapeFor(*kernel, limits_, args.rows_count, cut_work);
+      const LaunchShape items = ShapeFor(*kernel, limits_, rows.first(cut), group, cut_work);
       Must(kernel->launch(args, items, stream_), "decoding");
     }
     args.rows += cut;
     args.rows_count = count - cut;
     args.batch_invariant = false;
     if (args.rows_count == 0) return;
-    const LaunchShape whole = variant.batch_invariant
-                                  ? ShapeOfPairsAlone(*kernel, limits_, whole_work)
-                                  : ShapeFor(*kernel, limits_, args.rows_count, whole_work);
+    const LaunchShape whole =
+        variant.batch_invariant ? ShapeOfPairsAlone(*kernel, limits_, whole_work)
+                                : ShapeFor(*kernel, limits_, rows.subspan(cut), group, whole_work);
     Must(kernel->launch(args, whole, stream_), "decoding");
   };
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "config/base/limits.h"
+#include "kernels/cuda/uneven_pairs.h"
 
 namespace fp8kvd::kernels::cuda {
 namespace {
@@ -21,7 +22,9 @@ void DecodeLaunches::Init(int32_t sm, const DeviceLimits& limits, cudaStream_t s
   stream_ = stream;
   row_ways_.reserve(kItemsMax);
   sorted_rows_.reserve(kItemsMax);
+  lengths_.reserve(kItemsMax);
   tokens_.reserve(kItemsMax);
+  sorted_tokens_.reserve(kItemsMax);
 }
 
 absl::Status DecodeLaunches::CheckShape(const KernelShape& shape) const {
@@ -130,15 +133,36 @@ int64_t DecodeLaunches::RowsOfLaunch(absl::Span<const DecodeRow> rows, const Dec
   return count;
 }
 
-absl::Status DecodeLaunches::AddTokens(absl::Span<const DecodeRow> rows,
-                                       absl::Span<const AppendRow>& appends, DecodeArgs& args) {
-  tokens_.clear();
+void DecodeLaunches::TakeTokens(absl::Span<const DecodeRow> rows,
+                                absl::Span<const AppendRow>& appends) {
   for (const DecodeRow& row : rows) tokens_.push_back(TakeToken(row, appends));
+}
+
+absl::Status DecodeLaunches::AddTokens(DecodeArgs& args) {
   const auto at = inputs_->Upload(absl::MakeConstSpan(tokens_));
   if (!at.ok()) return at.status();
   args.tokens = *at;
   if (args.cache == CacheState::kSettled) args.cache = CacheState::kBelowQueries;
   return absl::OkStatus();
+}
+
+absl::Span<const DecodeRow> DecodeLaunches::LongestFirst(absl::Span<const DecodeRow> rows,
+                                                         int32_t group, Grain grain) {
+  lengths_.clear();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    lengths_.push_back({WorkOf(rows[i], group, grain).units, static_cast<int32_t>(i)});
+  }
+  std::sort(lengths_.begin(), lengths_.end(), [](const RowLength& a, const RowLength& b) {
+    return a.units != b.units ? a.units > b.units : a.index < b.index;
+  });
+  sorted_rows_.clear();
+  sorted_tokens_.clear();
+  for (const RowLength& length : lengths_) {
+    sorted_rows_.push_back(rows[length.index]);
+    if (!tokens_.empty()) sorted_tokens_.push_back(tokens_[length.index]);
+  }
+  tokens_.swap(sorted_tokens_);
+  return sorted_rows_;
 }
 
 absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
@@ -154,7 +178,20 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
       inputs_->left_tokens() ? inputs_->Kept() : absl::Span<const AppendRow>();
   absl::Span<const AppendRow> tokens_left = tokens;
   while (!rows.empty()) {
-    const auto some = rows.subspan(0, RowsOfLaunch(rows, params, kernel, cut));
+    auto some = rows.subspan(0, RowsOfLaunch(rows, params, kernel, cut));
+    const LaunchWork work = WorkOfRows(some, params.group, kernel.grain, cut);
+    const int64_t items_max = ItemsMax(kernel, cut);
+    if (work.units > kLaunchUnitsMax || work.items > items_max) {
+      return absl::InvalidArgumentError("a row of " + std::to_string(work.items) +
+                                        " items, one launch takes " + std::to_string(items_max) +
+                                        " after WarmUp; ask for fewer query tokens at once");
+    }
+    rows.remove_prefix(some.size());
+    tokens_.clear();
+    if (!tokens.empty()) TakeTokens(some, tokens_left);
+    if (!params.batch_invariant && WantsLongestFirst(kernel, limits_, work)) {
+      some = LongestFirst(some, params.group, kernel.grain);
+    }
     DecodeArgs args{};
     NearRows near;
     if (is_near) {
@@ -172,27 +209,19 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
     args.batch_invariant = cut;
     args.cache = writes_->StateFor(some);
     if (!tokens.empty()) {
-      if (absl::Status added = AddTokens(some, tokens_left, args); !added.ok()) return added;
+      if (absl::Status added = AddTokens(args); !added.ok()) return added;
     }
     args.pieces = reinterpret_cast<float*>(pieces_.get());
     args.progress = reinterpret_cast<uint32_t*>(piece_flags_.get());
     args.piece_flags = reinterpret_cast<uint32_t*>(piece_flags_.get() + kProgressBytes);
-    const LaunchWork work = WorkOfRows(some, params.group, kernel.grain, cut);
-    const int64_t items_max = ItemsMax(kernel, cut);
-    if (work.units > kLaunchUnitsMax || work.items > items_max) {
-      return absl::InvalidArgumentError("a row of " + std::to_string(work.items) +
-                                        " items, one launch takes " + std::to_string(items_max) +
-                                        " after WarmUp; ask for fewer query tokens at once");
-    }
     const LaunchShape shape = alone ? ShapeOfPairsAlone(kernel, limits_, work)
-                                    : ShapeFor(kernel, limits_, args.rows_count, work);
-    if (may_mark && some.size() == rows.size()) args.done = fences_->NextMark(shape.ctas);
+                                    : ShapeFor(kernel, limits_, some, params.group, work);
+    if (may_mark && rows.empty()) args.done = fences_->NextMark(shape.ctas);
     const absl::Status status = ToStatus(kernel.launch(args, shape, stream_), "decoding");
     if (!status.ok()) return status;
     inputs_->LaunchQueued();
     writes_->Decode();
     fences_->SetMarked(args.done.flags != nullptr);
-    rows.remove_prefix(some.size());
   }
   if (tokens.empty()) return absl::OkStatus();
   writes_->Append(tokens);

@@ -48,6 +48,10 @@ class DecodeLaunches {
 
     bool operator==(const RowWay&) const = default;
   };
+  struct RowLength {
+    int32_t units;
+    int32_t index;
+  };
   absl::Status RunInvariant(absl::Span<const DecodeRow> rows, const DecodeParams& params,
                             StepPath path);
   // Items of a launch; with `cut` (batch_invariant, no pairs alone) each leaves a piece.
@@ -55,9 +59,13 @@ class DecodeLaunches {
   // How many rows from the front one launch takes; at least one.
   int64_t RowsOfLaunch(absl::Span<const DecodeRow> rows, const DecodeParams& params,
                        const DecodeKernel& kernel, bool cut) const;
-  // The appends that inputs left for the rows, taken from the front, as the launch's tokens.
-  absl::Status AddTokens(absl::Span<const DecodeRow> rows, absl::Span<const AppendRow>& appends,
-                         DecodeArgs& args);
+  // The appends that inputs left for the rows, taken from the front, to tokens_.
+  void TakeTokens(absl::Span<const DecodeRow> rows, absl::Span<const AppendRow>& appends);
+  // tokens_ as the launch's.
+  absl::Status AddTokens(DecodeArgs& args);
+  // The rows, and tokens_ with them, in another order, until the next call.
+  absl::Span<const DecodeRow> LongestFirst(absl::Span<const DecodeRow> rows, int32_t group,
+                                           Grain grain);
   absl::Status DecodeRows(absl::Span<const DecodeRow> rows, const DecodeParams& params,
                           const DecodeKernel& kernel, StepPath path, bool may_mark);
 
@@ -73,7 +81,9 @@ class DecodeLaunches {
   DeviceBytes piece_flags_;             // behind the launches' progress
   std::vector<RowWay> row_ways_;        // room for kItemsMax
   std::vector<DecodeRow> sorted_rows_;  // the same
-  std::vector<NewToken> tokens_;        // the same
+  std::vector<RowLength> lengths_;      // the same
+  std::vector<NewToken> tokens_;        // the same; one for each row of a launch
+  std::vector<NewToken> sorted_tokens_;
 };
 
 }  // namespace fp8kvd::kernels::cuda

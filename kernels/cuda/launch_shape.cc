@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/uneven_pairs.h"
+
 namespace fp8kvd::kernels::cuda {
 namespace {
 
@@ -63,8 +65,6 @@ int32_t CtasOfPairs(const DecodeKernel& kernel, const DeviceLimits& device, cons
   return cluster;
 }
 
-bool IsUniform(const LaunchWork& work) { return work.pairs * work.items_max == work.items; }
-
 // Equal pairs of which a CTA gets a handful go best with a warp each: nothing is left to join. Not
 // where a unit takes more arithmetic for its bytes, which fewer warps cannot keep up with. Returns
 // how many, or 0.
@@ -72,7 +72,7 @@ int32_t HandfulOfPairs(const DecodeKernel& kernel, const LaunchWork& work, int32
   const bool is_light =
       kernel.grain.columns == 8 && (kernel.precision == Precision::kBf16 || kernel.head_dim == 128);
   const auto pairs = static_cast<int32_t>((work.pairs + ctas - 1) / ctas);
-  return IsUniform(work) && is_light && pairs >= kWarps / 2 && pairs <= kWarps ? pairs : 0;
+  return work.IsUniform() && is_light && pairs >= kWarps / 2 && pairs <= kWarps ? pairs : 0;
 }
 
 // Whether a handful of pairs goes faster with a CTA each all the same: these are there at once,
@@ -124,16 +124,16 @@ bool KeepsUp(const DecodeKernel& kernel, const DeviceLimits& device, const Launc
          (leave_half || (kernel.head_dim >= 128 && (take_all || take_most)));
 }
 
-// The stages of a shape that gives each pair a cluster, whose CTAs and warps are known.
+// The stages of a shape that gives each pair a cluster, whose CTAs and warps are known. ctas_max:
+// of a multiprocessor at once.
 void FitPairs(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchWork& work,
-              bool is_long, LaunchShape& shape) {
+              int32_t ctas_max, LaunchShape& shape) {
   const int32_t units_each = kernel.grain.unit_tokens / kernel.pair_unit_tokens;
   const int32_t warp_units =
       CeilDiv(CeilDiv(work.items_max * units_each, shape.cluster), shape.warps);
   // No deeper a ring than a warp has units, and where pairs are many, than lets all CTAs be there
   // at once: what is left of the memory lets the next launch's CTAs begin beside these.
-  const int32_t ctas_each =
-      std::min(CeilDiv(shape.ctas, device.multiprocessors), is_long ? kLongPairCtas : kPairCtasMax);
+  const int32_t ctas_each = std::min(CeilDiv(shape.ctas, device.multiprocessors), ctas_max);
   const int32_t shared_max = SharedOfEach(device, ctas_each);
   // Where units are smaller than those of a cut, rings are not as many times as deep: the next
   // launch's CTAs beside these are worth more. But a second unit is under way.
@@ -155,7 +155,7 @@ void FitPairs(const DecodeKernel& kernel, const DeviceLimits& device, const Laun
 // Fills in a shape that gives each pair a cluster; false when the even cut is better.
 bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchWork& work,
                    LaunchShape& shape) {
-  if (kernel.sm != 90 || work.row_pairs == 0 || !IsUniform(work)) return false;
+  if (kernel.sm != 90 || work.row_pairs == 0) return false;
   const int32_t tokens = work.items_max * kernel.grain.unit_tokens;
   const bool many = work.pairs > device.multiprocessors;
   if (many && kernel.precision == Precision::kFp8Kv && !IsShortHandful(device, work, tokens) &&
@@ -173,7 +173,25 @@ bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const
            : warp_tokens > TokensOfPairWarpMax(kernel) && !KeepsUp(kernel, device, shape, tokens)) {
     return false;
   }
-  FitPairs(kernel, device, work, is_long, shape);
+  FitPairs(kernel, device, work, is_long ? kLongPairCtas : kPairCtasMax, shape);
+  return true;
+}
+
+// The same as ShapeForPairs for pairs that are not equally long.
+bool ShapeForUnevenPairs(const DecodeKernel& kernel, const DeviceLimits& device,
+                         std::span<const DecodeRow> rows, int32_t group, const LaunchWork& work,
+                         LaunchShape& shape) {
+  const int32_t tokens = work.items_max * kernel.grain.unit_tokens;
+  const int32_t cluster = CtasOfPairs(kernel, device, work, tokens);
+  const PairWay way = WayOfUnevenPairs(kernel, device, rows, group, work, cluster);
+  if (way.ctas == 0) return false;
+  shape.cluster = way.ctas == 1 ? cluster : 1;
+  shape.ctas = static_cast<int32_t>(work.pairs) * shape.cluster;
+  shape.warps = way.warps;
+  shape.row_pairs = work.row_pairs;
+  shape.few_tiles = tokens <= kTokensOfFewTilesMax;
+  FitPairs(kernel, device, work, way.ctas, shape);
+  shape.lets_next_late = false;  // short pairs make room long before the others end
   return true;
 }
 
@@ -201,13 +219,17 @@ LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grai
   return work;
 }
 
-LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int32_t rows_count,
-                     const LaunchWork& work) {
+LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device,
+                     std::span<const DecodeRow> rows, int32_t group, const LaunchWork& work) {
   LaunchShape shape{};
-  if (ShapeForPairs(kernel, device, work, shape)) return shape;
+  const bool is_whole = work.IsUniform()
+                            ? ShapeForPairs(kernel, device, work, shape)
+                            : ShapeForUnevenPairs(kernel, device, rows, group, work, shape);
+  if (is_whole) return shape;
   shape = LaunchShape{};
   // Short work: no more CTAs than give each warp a unit or each pair a CTA of its own; and of items
   // that are many units each CTA gets one before any gets a second.
+  const auto rows_count = static_cast<int32_t>(rows.size());
   const auto items = static_cast<int32_t>(work.items);
   const auto item_units = static_cast<int32_t>((work.units + work.items - 1) / work.items);
   const bool are_units = item_units == 1;
@@ -218,7 +240,7 @@ LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int
   const bool is_alone = device.one_warpgroup && kernel.worker_warps > 1;
   shape.warps = is_alone ? 1 : std::min({shape.warps, kWarps, kernel.workers_max});
 
-  const int32_t pair_items = IsUniform(work) ? work.items_max : 0;
+  const int32_t pair_items = work.IsUniform() ? work.items_max : 0;
   const int32_t slack = are_units ? CtaSlack(shape.warps, kernel.grain) : 0;
   const int32_t of_cta = ShareOf(items, shape.ctas, pair_items, slack);
   const int32_t of_warp = item_units * ShareOf(of_cta, shape.warps, pair_items, 0);
@@ -250,7 +272,7 @@ LaunchShape ShapeOfPairsAlone(const DecodeKernel& kernel, const DeviceLimits& de
   shape.ctas = static_cast<int32_t>(work.pairs);
   shape.warps = kWarpsOfManyPairs;
   shape.row_pairs = work.row_pairs;
-  FitPairs(kernel, device, work, /*is_long=*/true, shape);
+  FitPairs(kernel, device, work, kLongPairCtas, shape);
   return shape;
 }
 

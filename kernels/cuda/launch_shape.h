@@ -28,12 +28,15 @@ struct LaunchWork {
   int32_t items_max;  // of a pair
   int32_t row_pairs;  // pairs of each row, when nothing forbids a cut and all have as many; else 0
   int32_t columns;    // query columns of a pair, at most
+
+  bool IsUniform() const { return pairs * items_max == items; }  // equally long pairs
 };
 LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grain,
                       bool batch_invariant);
 
-LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device, int32_t rows_count,
-                     const LaunchWork& work);
+// work: WorkOfRows of these rows.
+LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device,
+                     std::span<const DecodeRow> rows, int32_t group, const LaunchWork& work);
 
 // batch_invariant: the pairs of a row whose pairs get a CTA each (ShapeOfPairsAlone), 0 where they
 // are cut into items. Follows from the row alone.

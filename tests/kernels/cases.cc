@@ -214,6 +214,42 @@ void AddEqualRows(std::vector<Case>& cases, const std::vector<int32_t>& head_dim
   }
 }
 
+// Rows of one model and of unlike lengths, which a backend may serve by whole pairs: few; more
+// pairs than a device has multiprocessors, shortest first; more than it has room for at once; and
+// one among short ones that is so long that it has to be cut.
+void AddUnequalRows(std::vector<Case>& cases, const std::vector<int32_t>& head_dims) {
+  for (const Precision precision : kPrecisions) {
+    for (const int32_t head_dim : head_dims) {
+      Case few = Make("unequal_rows_few", precision, head_dim, 8);
+      for (const int32_t length : {40, 700, 1, 300, 999}) few.rows.push_back(AtEnd(length, 1, 16));
+      cases.push_back(few);
+
+      Case more = Make("unequal_rows_50", precision, head_dim, 3);
+      for (int32_t i = 0; i < 50; ++i) {
+        Row row = AtEnd(9 + 17 * i, 1, 3);
+        row.window = i % 4 == 1 ? 100 : 0;
+        row.softcap = i % 4 == 2 ? 20.0F : 0.0F;
+        row.sinks = i % 4 == 3;
+        more.rows.push_back(row);
+      }
+      cases.push_back(more);
+
+      Case many = Make("unequal_rows_300", precision, head_dim, 2);
+      for (int32_t i = 0; i < 300; ++i) many.rows.push_back(AtEnd(1 + i * 37 % 200, 1, 2));
+      cases.push_back(many);
+
+      Case queries = Make("unequal_rows_of_2_queries", precision, head_dim, 8);
+      for (int32_t i = 0; i < 70; ++i) queries.rows.push_back(AtEnd(2 + 11 * i, 2, 2));
+      cases.push_back(queries);
+
+      Case one_long = Make("unequal_rows_one_long", precision, head_dim, 8);
+      for (int32_t i = 0; i < 40; ++i) one_long.rows.push_back(AtEnd(30 + i, 1, 2));
+      one_long.rows.push_back(AtEnd(6000, 1, 2));
+      cases.push_back(one_long);
+    }
+  }
+}
+
 void AddData(std::vector<Case>& cases, const std::vector<int32_t>& head_dims, int32_t group,
              int32_t q_len) {
   struct Kind {
@@ -362,6 +398,7 @@ std::vector<Case> Cases(Set set) {
   AddSinksAndSoftcaps(cases);
   AddMixedRows(cases, 4);
   AddEqualRows(cases, full ? std::vector<int32_t>{64, 80, 128, 256} : std::vector<int32_t>{128});
+  AddUnequalRows(cases, full ? std::vector<int32_t>{64, 80, 128, 256} : std::vector<int32_t>{128});
   AddData(cases, full ? std::vector<int32_t>{80, 128, 256} : std::vector<int32_t>{64}, 4, 1);
   if (full) {
     AddQueries(cases);

@@ -1,8 +1,7 @@
 // kernels/cuda/sm90/decode/pairs.cuh: what one CTA does in a launch that gives each pair a cluster
 // of its own (of one CTA or more). No scan over rows, no pieces in global memory, no counting: the
 // warps of the cluster cut the pair's units evenly, join in shared memory and then across the
-// cluster. For launches whose rows have equally many pairs; fast when they are also about equally
-// long.
+// cluster. For launches whose rows have equally many pairs.
 //
 // Grid: a cluster for each pair. Shared memory: PairsLayout.
 #pragma once

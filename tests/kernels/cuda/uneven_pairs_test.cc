@@ -1,0 +1,141 @@
+// Which launches of pairs that are not equally long go by whole pairs, and what shape they get.
+#include "kernels/cuda/uneven_pairs.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+#include "kernels/cuda/decode_table.h"
+#include "kernels/cuda/launch_shape.h"
+
+namespace fp8kvd::kernels::cuda {
+namespace {
+
+constexpr DeviceLimits kH200 = {132, 233472, 232448};
+constexpr int32_t kGroup = 8;
+constexpr int32_t kKvHeads = 8;
+
+std::vector<DecodeRow> RowsOf(const std::vector<int32_t>& lengths) {
+  std::vector<DecodeRow> rows;
+  for (const int32_t length : lengths) {
+    DecodeRow row{};
+    row.pos = length - 1;
+    row.q_len = 1;
+    row.kv_heads = kKvHeads;
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+// n lengths from `most` down to `least`.
+std::vector<int32_t> Down(int32_t n, int32_t most, int32_t least) {
+  std::vector<int32_t> lengths;
+  for (int32_t i = 0; i < n; ++i) lengths.push_back(most - (most - least) * i / std::max(1, n - 1));
+  return lengths;
+}
+
+LaunchShape ShapeOf(Precision precision, const std::vector<int32_t>& lengths, int32_t sm = 90,
+                    bool batch_invariant = false) {
+  const DecodeKernel& kernel = *FindDecodeKernel(sm, precision, 128, kGroup);
+  const std::vector<DecodeRow> rows = RowsOf(lengths);
+  return ShapeFor(kernel, kH200, rows, kGroup,
+                  WorkOfRows(rows, kGroup, kernel.grain, batch_invariant));
+}
+
+constexpr Precision kPrecisions[] = {Precision::kFp8Kv, Precision::kBf16};
+
+TEST(UnevenPairs, FewGetTheClustersOfEqualOnes) {
+  for (const Precision precision : kPrecisions) {
+    const LaunchShape shape = ShapeOf(precision, {1000, 700, 400, 20});
+    EXPECT_EQ(shape.cluster, 2);
+    EXPECT_EQ(shape.ctas, 2 * 4 * kKvHeads);
+    EXPECT_EQ(shape.cluster, ShapeOf(precision, {1000, 1000, 1000, 1000}).cluster);
+  }
+}
+
+TEST(UnevenPairs, ThatEndTogetherWhenTheLongOnesComeFirstGetACtaEach) {
+  for (const Precision precision : kPrecisions) {
+    std::vector<int32_t> lengths = Down(64, 4000, 157);
+    const LaunchShape shape = ShapeOf(precision, lengths);
+    EXPECT_EQ(shape.cluster, 1);
+    EXPECT_EQ(shape.ctas, 64 * kKvHeads);
+    EXPECT_EQ(shape.warps, 4);
+    EXPECT_FALSE(shape.lets_next_late);
+    std::ranges::reverse(lengths);
+    EXPECT_EQ(ShapeOf(precision, lengths).cluster, 0) << "the longest would be left to the end";
+  }
+}
+
+TEST(UnevenPairs, JustBeyondTheRoomForTwoAMultiprocessorGoOneByOneByEightWarps) {
+  for (const Precision precision : kPrecisions) {
+    const LaunchShape shape = ShapeOf(precision, Down(34, 4000, 100));  // 272 pairs
+    EXPECT_EQ(shape.cluster, 1);
+    EXPECT_EQ(shape.warps, 8);
+  }
+}
+
+TEST(UnevenPairs, ManyShortOnesGoFourAMultiprocessor) {
+  const DecodeKernel& kernel = *FindDecodeKernel(90, Precision::kFp8Kv, 128, kGroup);
+  const LaunchShape shape = ShapeOf(Precision::kFp8Kv, Down(256, 300, 1));
+  EXPECT_EQ(shape.cluster, 1);
+  EXPECT_EQ(shape.warps, 4);
+  EXPECT_LE(kernel.shared_bytes(256, shape), SharedOfEach(kH200, 4));
+}
+
+TEST(UnevenPairs, AreCutWhereOneWouldEndLate) {
+  for (const Precision precision : kPrecisions) {
+    std::vector<int32_t> lengths(32, 4096);
+    lengths[0] = 65536;
+    EXPECT_EQ(ShapeOf(precision, lengths).cluster, 0);
+    EXPECT_EQ(ShapeOf(precision, Down(32, 65000, 8000)).cluster, 0) << "256 pairs, 264 places";
+  }
+}
+
+TEST(UnevenPairs, AreCutWhereWholeOnesCannotGo) {
+  const std::vector<int32_t> lengths = Down(64, 4000, 157);
+  EXPECT_EQ(ShapeOf(Precision::kFp8Kv, lengths, 80).cluster, 0) << "not Hopper";
+  EXPECT_EQ(ShapeOf(Precision::kFp8Kv, lengths, 90, true).cluster, 0) << "cut by the row alone";
+  std::vector<DecodeRow> rows = RowsOf(lengths);
+  rows[3].kv_heads = 1;
+  const DecodeKernel& kernel = *FindDecodeKernel(90, Precision::kFp8Kv, 128, kGroup);
+  const LaunchWork work = WorkOfRows(rows, kGroup, kernel.grain, false);
+  EXPECT_EQ(ShapeFor(kernel, kH200, rows, kGroup, work).cluster, 0) << "other numbers of pairs";
+}
+
+TEST(UnevenPairs, HaveShapesThatFitTheDevice) {
+  for (const DecodeKernel& kernel : DecodeTable()) {
+    if (kernel.sm != 90) continue;
+    for (const int32_t n : {2, 5, 16, 40, 130, 300, 1024}) {
+      for (const int32_t most : {30, 300, 3000, 30000}) {
+        for (const int32_t kv_heads : {1, 3, 8, 300}) {
+          std::vector<DecodeRow> rows = RowsOf(Down(n, most, 1));
+          for (DecodeRow& row : rows) row.kv_heads = kv_heads;
+          const LaunchWork work = WorkOfRows(rows, 1, kernel.grain, false);
+          const LaunchShape shape = ShapeFor(kernel, kH200, rows, 1, work);
+          ASSERT_GE(shape.stages, 1);
+          ASSERT_GE(shape.warps, 1);
+          ASSERT_LE(kernel.shared_bytes(n, shape), kH200.shared_per_cta);
+          if (shape.cluster == 0) continue;
+          ASSERT_EQ(shape.ctas, work.pairs * shape.cluster);
+        }
+      }
+    }
+  }
+}
+
+TEST(UnevenPairs, ComeLongestFirstWhereTheirOrderMatters) {
+  const DecodeKernel& kernel = *FindDecodeKernel(90, Precision::kFp8Kv, 128, kGroup);
+  const auto wants = [&](const std::vector<int32_t>& lengths) {
+    const std::vector<DecodeRow> rows = RowsOf(lengths);
+    return WantsLongestFirst(kernel, kH200, WorkOfRows(rows, kGroup, kernel.grain, false));
+  };
+  EXPECT_TRUE(wants(Down(64, 4000, 157)));
+  EXPECT_FALSE(wants(std::vector<int32_t>(64, 2048))) << "equally long";
+  EXPECT_FALSE(wants(Down(16, 4000, 157))) << "all begin at once";
+  EXPECT_FALSE(wants(Down(256, 1000, 1))) << "short ones do better beside long ones";
+}
+
+}  // namespace
+}  // namespace fp8kvd::kernels::cuda
