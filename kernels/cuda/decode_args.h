@@ -76,6 +76,9 @@ struct LaunchShape {
   // CTAs, a power of two (sm90/decode/pairs.cuh), and each row so many pairs.
   int32_t cluster;
   int32_t row_pairs;
+  // Of such a warp, brought near when the launch before is done; and when it has no more than these
+  // to set out, a launch that lets_next_late does so.
+  int32_t near_units;
   bool few_tiles;  // of such a pair: small units pay (any/decode/traits.h)
 };
 

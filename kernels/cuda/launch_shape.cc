@@ -38,6 +38,7 @@ constexpr int32_t kPairCtasMax = 4;  // of a multiprocessor at once: its registe
 constexpr int32_t kLongPairCtas = 2;
 constexpr int32_t kStagesAlone = 16;
 constexpr int32_t kPairLateUnitsMax = 32;  // of a warp
+constexpr int32_t kPairNearUnits = 2;      // of a warp
 
 // batch_invariant: tokens up to which a pair's CTA takes no longer than the items of a pair, of at
 // most 1024 tokens, take the warps that they are handed to.
@@ -143,13 +144,16 @@ void FitPairs(const DecodeKernel& kernel, const DeviceLimits& device, const Laun
   while (!fits(shared_max) && shape.stages > 1) --shape.stages;
   while (!fits(device.shared_per_cta) && shape.warps > 1) --shape.warps;
   // Few CTAs do better with a multiprocessor each, which a ring beyond half of its memory sees to.
-  if (2 * shape.ctas <= device.multiprocessors) {
+  const bool leave_half = 2 * shape.ctas <= device.multiprocessors;
+  if (leave_half) {
     while (fits(device.shared_per_multiprocessor / 2) && shape.stages < kStagesAlone) {
       ++shape.stages;
     }
   }
   shape.lets_next_late = work.pairs <= device.multiprocessors && warp_units > shape.stages &&
                          warp_units <= kPairLateUnitsMax;
+  // What few CTAs keep under way is less than the memory needs.
+  shape.near_units = leave_half && shape.lets_next_late ? kPairNearUnits : 0;
 }
 
 // Fills in a shape that gives each pair a cluster; false when the even cut is better.
@@ -277,7 +281,7 @@ LaunchShape ShapeOfPairsAlone(const DecodeKernel& kernel, const DeviceLimits& de
 }
 
 int64_t ShapePiecesMax(const DeviceLimits& device) {
-  return PiecesNeeded({device.multiprocessors, kWarps, 1, false, 0, 0, false});
+  return PiecesNeeded({device.multiprocessors, kWarps, 1, false, 0, 0, 0, false});
 }
 
 int32_t ShapeCtasMax(const DeviceLimits& device) { return device.multiprocessors; }

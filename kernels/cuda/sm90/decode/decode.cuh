@@ -32,11 +32,12 @@ __global__ void __launch_bounds__(T::kWorkersMax* T::kWorkerWarps* kWarpLanes, 1
 template <class T>
 __global__ void __launch_bounds__(T::kWarpsMax* kWarpLanes, T::kPairCtas)
     PairsKernel(const __grid_constant__ DecodeArgs args, const __grid_constant__ NearRows near,
-                int32_t row_pairs, int32_t stages, bool lets_next_late) {
+                int32_t row_pairs, int32_t stages, int32_t near_units, bool lets_next_late) {
   if constexpr (T::kColumns <= NearRows::kColumnsMax) {
-    DecodePair<T, BulkRing>(WithNearRows(args, near), row_pairs, stages, lets_next_late);
+    DecodePair<T, BulkRing>(WithNearRows(args, near), row_pairs, stages, near_units,
+                            lets_next_late);
   } else {
-    DecodePair<T, BulkRing>(args, row_pairs, stages, lets_next_late);
+    DecodePair<T, BulkRing>(args, row_pairs, stages, near_units, lets_next_late);
   }
   SignalDone(args.done);
 }
@@ -68,10 +69,10 @@ struct KernelsOf {
   static cudaError_t Launch(const DecodeArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     const int32_t shared = Shared(args.rows_count, shape);
     if (shape.cluster > 0) {
-      return LaunchClustersAfterPrevious(shape.few_tiles ? PairsKernel<F> : PairsKernel<P>,
-                                         dim3(shape.ctas), dim3(shape.warps * kWarpLanes),
-                                         shape.cluster, shared, stream, args, NearRowsOf(args),
-                                         shape.row_pairs, shape.stages, shape.lets_next_late);
+      return LaunchClustersAfterPrevious(
+          shape.few_tiles ? PairsKernel<F> : PairsKernel<P>, dim3(shape.ctas),
+          dim3(shape.warps * kWarpLanes), shape.cluster, shared, stream, args, NearRowsOf(args),
+          shape.row_pairs, shape.stages, shape.near_units, shape.lets_next_late);
     }
     return LaunchAfterPrevious(DecodeKernel<T>, dim3(shape.ctas),
                                dim3(shape.warps * T::kWorkerWarps * kWarpLanes), shared, stream,

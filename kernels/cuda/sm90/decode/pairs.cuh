@@ -219,7 +219,8 @@ __device__ __forceinline__ void AttendAsQueryComes(const ComingQuery<T>& query, 
 
 template <class T, class Ring>
 __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_pairs,
-                                           int32_t stages, bool lets_next_late) {
+                                           int32_t stages, int32_t near_units,
+                                           bool lets_next_late) {
   extern __shared__ __align__(128) uint8_t shared[];
   const int32_t lane = threadIdx.x % kWarpLanes;
   const int32_t warps = blockDim.x / kWarpLanes;
@@ -260,10 +261,11 @@ __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_p
     Query<T> q(reinterpret_cast<uint4*>(stage));
     query.Ask(lane, q);
     pipeline.Start(false);
+    pipeline.BringNear(near_units);
     Accumulator<T> acc;
     const Stretch stretch = {first * T::kUnitTokens, warps * T::kUnitTokens, mine};
     AttendAsQueryComes<T, Ring>(query, pipeline, attention, stretch, lane, q, acc,
-                                lets_next_late ? 0 : -1);
+                                lets_next_late ? near_units : -1);
     Close<T>(acc);
     __syncwarp();  // the ring is free
     WritePiece<T>(acc, lane, reinterpret_cast<float*>(ring));
