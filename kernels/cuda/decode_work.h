@@ -102,6 +102,11 @@ FP8KVD_HOST_DEVICE constexpr int32_t ShareOf(int32_t items, int32_t workers, int
 inline constexpr int32_t kPairCost = 4;
 FP8KVD_HOST_DEVICE constexpr int32_t CostOfPair(int32_t units) { return units + kPairCost; }
 
+// Of pairs that have as many units in the mean, a warp has parts of two at most, nearly always.
+// What such a pair costs is its CTA's, which joins it, so only CTAs get equal costs: warps of a CTA
+// get equal units.
+inline constexpr int32_t kLongPairUnits = 32;
+
 // The slack of a CTA's share: a pair cut between CTAs waits for the slowest of them and is read
 // back, which takes as long as 64 more tokens of each warp.
 FP8KVD_HOST_DEVICE constexpr int32_t CtaSlack(int32_t warps, Grain grain) {

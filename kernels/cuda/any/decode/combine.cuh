@@ -199,6 +199,32 @@ __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner&
   });
 }
 
+// The same where other CTAs left few pieces: these are read where they lie, and summed with this
+// CTA's own, at(i) each of `count`, which need not be joined first.
+template <class T, class At>
+__device__ __forceinline__ void CombineWithFew(const DecodeArgs& args, const Owner& owner,
+                                               int32_t first_cta, int32_t workers, int32_t count,
+                                               const At& at) {
+  const auto others = static_cast<int32_t>(blockIdx.x) - first_cta;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  if (thread < others) AwaitFlag(args.piece_flags + CtaPieceSlot(first_cta, first_cta + thread));
+  __syncthreads();
+  const float* pieces = CtaPiece<T>(args, workers, first_cta, first_cta);
+  const Team all = {thread, static_cast<int32_t>(blockDim.x)};
+  ForColumns<T>(all, owner.pair.columns, [&](int32_t column, int32_t dim) {
+    const Merged merged = MergeAll(others + count, [&](int32_t i, float2& terms, float4& o) {
+      const bool is_other = i < others;
+      const float* piece = is_other ? pieces + i * (T::kPieceBytes / 4) : at(i - others);
+      piece += column * T::kPieceStride;
+      const auto* piece_terms = reinterpret_cast<const float2*>(piece + T::kHeadDim);
+      const auto* piece_o = reinterpret_cast<const float4*>(piece + dim);
+      terms = is_other ? __ldcg(piece_terms) : *piece_terms;
+      o = is_other ? __ldcg(piece_o) : *piece_o;
+    });
+    WriteMerged<T>(args, owner.row, owner.pair, merged, column, dim);
+  });
+}
+
 // What the CTA leaves of a pair is there: another one, the pair's last, waits for it.
 __device__ __forceinline__ void TellLastCta(const DecodeArgs& args, int32_t first_cta) {
   __syncthreads();
@@ -262,7 +288,8 @@ __device__ __forceinline__ void CombinePairs(const DecodeArgs& args, const WorkM
   }
   const Owner first = OwnerOf(list, 0);
   const CtaSpan of_first = SpanOf(map, list.cut, first.pair);
-  if (!of_first.BeginsHere()) leave(0, of_first.first_cta);
+  const bool are_few = static_cast<int32_t>(blockIdx.x) - of_first.first_cta < kPiecesAtOnce;
+  if (!of_first.BeginsHere() && !are_few) leave(0, of_first.first_cta);
   for (int32_t group = of_first.BeginsHere() ? 0 : 1; group < groups; ++group) {
     const Owner owner = OwnerOf(list, group);
     join(group, [&](int32_t column, int32_t dim, const Merged& merged) {
@@ -270,6 +297,11 @@ __device__ __forceinline__ void CombinePairs(const DecodeArgs& args, const WorkM
     });
   }
   if (of_first.BeginsHere()) return;
+  if (are_few) {
+    CombineWithFew<T>(args, first, of_first.first_cta, workers, list.group_first[1],
+                      [&](int32_t i) { return list.at[i]; });
+    return;
+  }
   __syncthreads();
   CombineCtas<T>(args, first, of_first.first_cta, workers, rings, workers * ring_bytes);
 }

@@ -278,13 +278,11 @@ __device__ __forceinline__ void DecodeCta(const DecodeArgs& args, int32_t stages
   const int32_t slack = by == CutBy::kItems ? 0 : CtaSlack(workers, T::kGrain);
   const int32_t share = ShareOf(parts, gridDim.x, map.uniform, slack);
   const Range cta_parts = ShareAt({0, parts}, share, blockIdx.x);
-  const int32_t each = ShareOf(cta_parts.end - cta_parts.first, workers, map.uniform, 0);
-  const Range mine = ShareAt(cta_parts, each, worker);
-  const Range units = {UnitAt<T>(args, map, by, mine.first), UnitAt<T>(args, map, by, mine.end)};
+  const Range units = UnitsOfWorker<T>(args, map, by, cta_parts, workers, worker);
 
   if (threadIdx.x == 0) list.cut = {cta_parts, share, map.uniform, by};
   uint8_t* ring = rings + worker * layout.ring_bytes;
-  const int32_t row = RowOf(map.units, map.rows_count, units.first);
+  const int32_t row = RowOfAll(map.units, map.rows_count, units.first);
   using PaceKind = typename Worker<T, Ring>::PaceKind;
   typename Worker<T, Ring>::Units pipeline(
       {args, map, row}, units, stages, ring,

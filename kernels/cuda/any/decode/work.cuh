@@ -34,6 +34,21 @@ __device__ __forceinline__ int32_t RowOf(const int32_t* before, int32_t rows_cou
   return low;
 }
 
+// RowOf for a place that all lanes of the warp ask for: each looks at a row, so that 32 take one
+// step and 1024 two.
+__device__ __forceinline__ int32_t RowOfAll(const int32_t* before, int32_t rows_count, int32_t at) {
+  const int32_t lane = threadIdx.x % kWarpLanes;
+  int32_t step = 1;
+  while (step * kWarpLanes < rows_count) step *= kWarpLanes;
+  int32_t low = 0;
+  for (; step > 0; step /= kWarpLanes) {
+    const int32_t row = low + lane * step;
+    const bool is_before = row < rows_count && before[row] <= at;
+    low += (__popc(__ballot_sync(kAllLanes, is_before)) - 1) * step;
+  }
+  return low;
+}
+
 // Exclusive prefix sums of two values over the threads of a CTA. The sums of all go to total.
 // warp_sums: shared memory for one of each warp.
 __device__ __forceinline__ int2 PrefixOfThreads(int2 mine, int2* warp_sums, int2& total) {
@@ -148,10 +163,11 @@ __device__ __forceinline__ ItemsOfPair ItemsAround(const WorkMap& map, int32_t i
   return {row, pair, {first, first + count}};
 }
 
-// The first unit of an item.
+// The first unit of an item, or the end of all.
 template <class T>
 __device__ __forceinline__ int32_t UnitOfItem(const DecodeArgs& args, const WorkMap& map,
                                               int32_t item) {
+  if (item >= map.parts[map.rows_count]) return map.units[map.rows_count];
   const ItemsOfPair of = ItemsAround(map, item);
   const DecodeRow& row = args.rows[of.row];
   const int32_t units = WorkOf<T>(row, args.group).units;
@@ -159,8 +175,8 @@ __device__ __forceinline__ int32_t UnitOfItem(const DecodeArgs& args, const Work
          (item - of.items.first) * InvariantItemUnits(row, args.group, T::kGrain);
 }
 
-// The first unit at or after a place among costs. What a pair costs beyond its units stands before
-// them.
+// The first unit at or after a place among costs, or their end. What a pair costs beyond its units
+// stands before them.
 __device__ __forceinline__ int32_t UnitOfCost(const WorkMap& map, int32_t cost) {
   const int32_t row = RowOf(map.parts, map.rows_count, cost);
   const int32_t units = map.pair_items[row];
@@ -177,18 +193,38 @@ __device__ __forceinline__ CutBy CutOf(const DecodeArgs& args, const WorkMap& ma
   return args.batch_invariant ? CutBy::kItems : map.uniform > 0 ? CutBy::kUnits : CutBy::kCosts;
 }
 
+// Of a launch that is cut by costs: whether pairs have kLongPairUnits or more in the mean.
+__device__ __forceinline__ bool PairsAreLong(const WorkMap& map) {
+  const int32_t units = map.units[map.rows_count];
+  const int32_t pairs = FloorDiv(map.parts[map.rows_count] - units, kPairCost);
+  return units >= int64_t{pairs} * kLongPairUnits;
+}
+
 // How many there are.
 __device__ __forceinline__ int32_t PartsOf(const WorkMap& map, CutBy by) {
   return by == CutBy::kUnits ? map.units[map.rows_count] : map.parts[map.rows_count];
 }
 
-// The first unit of a share that begins at one of them.
+// at(place) for both ends of a range, found by lanes side by side. All of the warp call it.
+template <class At>
+__device__ __forceinline__ Range BothEnds(Range places, const At& at) {
+  const int32_t mine = at(threadIdx.x % 2 == 0 ? places.first : places.end);
+  return {__shfl_sync(kAllLanes, mine, 0), __shfl_sync(kAllLanes, mine, 1)};
+}
+
+// The units of one of a CTA's workers. cta_parts: the CTA's share.
 template <class T>
-__device__ __forceinline__ int32_t UnitAt(const DecodeArgs& args, const WorkMap& map, CutBy by,
-                                          int32_t part) {
-  if (by == CutBy::kUnits) return part;
-  if (part >= PartsOf(map, by)) return map.units[map.rows_count];
-  return by == CutBy::kCosts ? UnitOfCost(map, part) : UnitOfItem<T>(args, map, part);
+__device__ __forceinline__ Range UnitsOfWorker(const DecodeArgs& args, const WorkMap& map, CutBy by,
+                                               Range cta_parts, int32_t workers, int32_t worker) {
+  const bool by_units = by == CutBy::kCosts && PairsAreLong(map);
+  const int32_t each = ShareOf(cta_parts.end - cta_parts.first, workers, map.uniform, 0);
+  Range units = by_units ? cta_parts : ShareAt(cta_parts, each, worker);
+  if (by == CutBy::kCosts) {
+    units = BothEnds(units, [&](int32_t cost) { return UnitOfCost(map, cost); });
+  } else if (by == CutBy::kItems) {
+    units = BothEnds(units, [&](int32_t item) { return UnitOfItem<T>(args, map, item); });
+  }
+  return by_units ? ShareAt(units, CeilDiv(units.end - units.first, workers), worker) : units;
 }
 
 // Where a unit comes from; bytes 0 when nothing of it is needed.
@@ -222,7 +258,8 @@ __device__ __forceinline__ UnitSource SourceOf(const DecodeArgs& args, const Wor
   const int32_t in_row = unit - map.units[row];
   const int32_t pair = FloorDiv(in_row, work.units);
   const int32_t at = work.first_unit + in_row - pair * work.units;
-  return SourceInPair<T>(r, FloorDiv(pair, ColumnBlocks(r, args.group, T::kColumns)), at);
+  const int32_t blocks = ColumnBlocks(r, args.group, T::kColumns);
+  return SourceInPair<T>(r, blocks == 1 ? pair : FloorDiv(pair, blocks), at);
 }
 
 // The units of a launch in their order, asked for in ascending order.
