@@ -14,6 +14,18 @@ constexpr int64_t kLaunchUnitsMax = ((int64_t{1} << 31) - 1) / CostOfPair(1);
 
 constexpr int64_t kProgressBytes = 16;
 
+// Of a row that no launch takes.
+absl::Status TooLong(const LaunchWork& work, int64_t items_max) {
+  const std::string row = work.units > kLaunchUnitsMax
+                              ? "a row of " + std::to_string(work.units) +
+                                    " units of keys, one launch takes " +
+                                    std::to_string(kLaunchUnitsMax)
+                              : "a row whose results are kept in " + std::to_string(work.items) +
+                                    " pieces, as batch_invariant wants it, WarmUp made room for " +
+                                    std::to_string(items_max);
+  return absl::InvalidArgumentError(row + "; ask for fewer query tokens at once");
+}
+
 }  // namespace
 
 void DecodeLaunches::Init(int32_t sm, const DeviceLimits& limits, cudaStream_t stream) {
@@ -181,11 +193,7 @@ absl::Status DecodeLaunches::DecodeRows(absl::Span<const DecodeRow> rows,
     auto some = rows.subspan(0, RowsOfLaunch(rows, params, kernel, cut));
     const LaunchWork work = WorkOfRows(some, params.group, kernel.grain, cut);
     const int64_t items_max = ItemsMax(kernel, cut);
-    if (work.units > kLaunchUnitsMax || work.items > items_max) {
-      return absl::InvalidArgumentError("a row of " + std::to_string(work.items) +
-                                        " items, one launch takes " + std::to_string(items_max) +
-                                        " after WarmUp; ask for fewer query tokens at once");
-    }
+    if (work.units > kLaunchUnitsMax || work.items > items_max) return TooLong(work, items_max);
     rows.remove_prefix(some.size());
     tokens_.clear();
     if (!tokens.empty()) TakeTokens(some, tokens_left);
