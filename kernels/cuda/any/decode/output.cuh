@@ -73,18 +73,18 @@ template <class T>
 __device__ __forceinline__ void Close(Accumulator<T>& acc) {
   const float v_down = acc.VDown();
 #pragma unroll
-  for (int32_t n = 0; n < T::kNTiles; ++n) {
+  for (int32_t n = 0; n < acc.kColumnTiles; ++n) {
     if constexpr (T::kFp8) {
 #pragma unroll
-      for (int32_t d = 0; d < T::kDimTiles; ++d) {
+      for (auto& of_dim_tile : acc.o[n]) {
 #pragma unroll
-        for (int32_t i = 0; i < 4; ++i) acc.o[n][d][i] *= v_down;
+        for (float& x : of_dim_tile) x *= v_down;
       }
     }
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int32_t step = 4; step < kWarpLanes; step *= 2) {
+      for (int32_t step = acc.kLanesStep; step < acc.kLanesEnd; step *= 2) {
         acc.sum[n][i] += __shfl_xor_sync(kAllLanes, acc.sum[n][i], step);
       }
     }
@@ -97,33 +97,59 @@ struct alignas(4 * kCount) Floats {
   float x[kCount];
 };
 
-// Calls visit(first dimension, values) for kCount neighbouring dimensions that a lane holds of one
-// of its columns, from D tile d on, and keeps what visit makes of them where acc is not const.
-template <int32_t kCount, class Acc, class Visit>
-__device__ __forceinline__ void VisitDims(Acc& acc, int32_t n, int32_t i, int32_t d, int32_t dim,
-                                          const Visit& visit) {
+// Calls visit(dim, values) for kCount neighbouring dimensions that a lane holds of one of its
+// columns, at(j) the j-th of them, and keeps what visit makes of them where kKeeps.
+template <int32_t kCount, bool kKeeps, class At, class Visit>
+__device__ __forceinline__ void VisitDims(int32_t dim, const At& at, const Visit& visit) {
   float x[kCount];
 #pragma unroll
-  for (int32_t j = 0; j < kCount; ++j) x[j] = acc.o[n][d + j / 2][2 * (j % 2) + i];
+  for (int32_t j = 0; j < kCount; ++j) x[j] = at(j);
   visit(dim, x);
-  if constexpr (!std::is_const_v<Acc>) {
+  if constexpr (kKeeps) {
 #pragma unroll
-    for (int32_t j = 0; j < kCount; ++j) acc.o[n][d + j / 2][2 * (j % 2) + i] = x[j];
+    for (int32_t j = 0; j < kCount; ++j) at(j) = x[j];
   }
 }
 
-// VisitDims for all that a lane holds of one of its columns (page_layout.h, V): four dimensions of
-// each chunk, two of half a chunk. Acc: an Accumulator.
+// VisitDims for all that a lane holds of one of its columns (page_layout.h, V). Where columns are
+// N: four dimensions of each chunk, two of half a chunk; where they are M twice as many. Acc: an
+// Accumulator.
 template <class Acc, class Visit>
-__device__ __forceinline__ void ForDims(Acc& acc, int32_t n, int32_t i, int32_t g,
+__device__ __forceinline__ void ForDims(Acc& acc, int32_t n, int32_t i, int32_t lane,
                                         const Visit& visit) {
   using T = typename Acc::Traits;
+  constexpr bool kKeeps = !std::is_const_v<Acc>;
+  constexpr int32_t kHalf = T::kChunks * kChunkDims;
+  if constexpr (T::kColumnsAreM) {
+    const int32_t t = lane % 4;
 #pragma unroll
-  for (int32_t c = 0; c < T::kChunks; ++c) {
-    VisitDims<4>(acc, n, i, 2 * c, c * kChunkDims + 4 * g, visit);
-  }
-  if constexpr (T::kHalfChunk) {
-    VisitDims<2>(acc, n, i, T::kDimTiles - 1, T::kChunks * kChunkDims + 2 * g, visit);
+    for (int32_t c = 0; c < T::kChunks; ++c) {
+#pragma unroll
+      for (int32_t h = 0; h < 2; ++h) {
+        VisitDims<4, kKeeps>(
+            c * kChunkDims + 8 * t + 4 * h,
+            [&](int32_t j) -> auto& { return acc.o[n][4 * c + j][2 * i + h]; }, visit);
+      }
+    }
+    if constexpr (T::kHalfChunk) {
+      VisitDims<4, kKeeps>(
+          kHalf + 4 * t,
+          [&](int32_t j) -> auto& { return acc.o[n][4 * T::kChunks + j % 2][2 * i + j / 2]; },
+          visit);
+    }
+  } else {
+    const int32_t g = lane / 4;
+#pragma unroll
+    for (int32_t c = 0; c < T::kChunks; ++c) {
+      VisitDims<4, kKeeps>(
+          c * kChunkDims + 4 * g,
+          [&](int32_t j) -> auto& { return acc.o[n][2 * c + j / 2][2 * (j % 2) + i]; }, visit);
+    }
+    if constexpr (T::kHalfChunk) {
+      VisitDims<2, kKeeps>(
+          kHalf + 2 * g, [&](int32_t j) -> auto& { return acc.o[n][T::kDimTiles - 1][2 * j + i]; },
+          visit);
+    }
   }
 }
 
@@ -131,23 +157,22 @@ __device__ __forceinline__ void ForDims(Acc& acc, int32_t n, int32_t i, int32_t 
 template <class T, class Sums>
 __device__ __forceinline__ void WriteWhole(const DecodeArgs& args, const DecodeRow& row,
                                            const Pair& pair, int32_t lane, const Sums& acc) {
-  const int32_t g = lane / 4;
 #pragma unroll
-  for (int32_t n = 0; n < T::kNTiles; ++n) {
+  for (int32_t n = 0; n < acc.kColumnTiles; ++n) {
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
-      const int32_t column = 8 * n + 2 * (lane % 4) + i;
+      const int32_t column = acc.Column(n, i, lane);
       if (column >= pair.columns) continue;
       const ColumnPlace place = PlaceOf(row, pair, args, column);
       const Finish finish = FinishColumn(row, place.q_head, acc.origin[n][i], acc.sum[n][i]);
-      ForDims(acc, n, i, g, [&](int32_t dim, const auto& x) {
+      ForDims(acc, n, i, lane, [&](int32_t dim, const auto& x) {
         constexpr int32_t kCount = sizeof(x) / sizeof(float);
         float y[kCount];
 #pragma unroll
         for (int32_t j = 0; j < kCount; ++j) y[j] = x[j] * finish.factor;
         StoreOut(row, args.out_type, place.index * T::kHeadDim + dim, y);
       });
-      if (g == 0 && acc.SpeaksForColumns() && row.lse != nullptr) {
+      if (acc.SpeaksForColumns(lane) && row.lse != nullptr) {
         row.lse[place.index] = finish.lse;
       }
     }
@@ -157,20 +182,19 @@ __device__ __forceinline__ void WriteWhole(const DecodeArgs& args, const DecodeR
 // Leaves what a warp holds as a piece, in shared or global memory. acc: after Close.
 template <class T, class Sums>
 __device__ __forceinline__ void WritePiece(const Sums& acc, int32_t lane, float* piece) {
-  const int32_t g = lane / 4;
 #pragma unroll
-  for (int32_t n = 0; n < T::kNTiles; ++n) {
+  for (int32_t n = 0; n < acc.kColumnTiles; ++n) {
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
-      float* column = piece + (8 * n + 2 * (lane % 4) + i) * T::kPieceStride;
-      ForDims(acc, n, i, g, [&](int32_t dim, const auto& x) {
+      float* column = piece + acc.Column(n, i, lane) * T::kPieceStride;
+      ForDims(acc, n, i, lane, [&](int32_t dim, const auto& x) {
         constexpr int32_t kCount = sizeof(x) / sizeof(float);
         Floats<kCount> y;
 #pragma unroll
         for (int32_t j = 0; j < kCount; ++j) y.x[j] = x[j];
         *reinterpret_cast<Floats<kCount>*>(column + dim) = y;
       });
-      if (g == 0 && acc.SpeaksForColumns()) {
+      if (acc.SpeaksForColumns(lane)) {
         *reinterpret_cast<float2*>(column + T::kHeadDim) = {acc.origin[n][i], acc.sum[n][i]};
       }
     }
@@ -181,19 +205,18 @@ __device__ __forceinline__ void WritePiece(const Sums& acc, int32_t lane, float*
 // first. acc: after Close.
 template <class T>
 __device__ __forceinline__ void FoldPiece(const float* piece, int32_t lane, Accumulator<T>& acc) {
-  const int32_t g = lane / 4;
 #pragma unroll
-  for (int32_t n = 0; n < T::kNTiles; ++n) {
+  for (int32_t n = 0; n < acc.kColumnTiles; ++n) {
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
-      const float* column = piece + (8 * n + 2 * (lane % 4) + i) * T::kPieceStride;
+      const float* column = piece + acc.Column(n, i, lane) * T::kPieceStride;
       const float2 terms = *reinterpret_cast<const float2*>(column + T::kHeadDim);
       const float origin = fmaxf(terms.x, acc.origin[n][i]);
       const float weight = Exp2(acc.origin[n][i] - origin);
       const float of_piece = Exp2(terms.x - origin);
       acc.origin[n][i] = origin;
       acc.sum[n][i] = fmaf(weight, acc.sum[n][i], terms.y * of_piece);
-      ForDims(acc, n, i, g, [&](int32_t dim, auto& x) {
+      ForDims(acc, n, i, lane, [&](int32_t dim, auto& x) {
         constexpr int32_t kCount = sizeof(x) / sizeof(float);
         const auto y = *reinterpret_cast<const Floats<kCount>*>(column + dim);
 #pragma unroll

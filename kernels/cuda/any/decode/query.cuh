@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "kernels/cuda/any/decode/many_columns.cuh"
 #include "kernels/cuda/any/decode/output.cuh"
 #include "kernels/cuda/any/decode/tile.cuh"
 #include "kernels/cuda/any/decode/work.cuh"
@@ -57,14 +59,25 @@ class QueryInF16 {
     return PowerOfTwo(exponent - kLargest);
   }
 
-  // Leaves them in q, as f16.
+  // Leaves them in q, as f16. Where columns are M, what two N tiles have of a chunk becomes mma's A
+  // of one M tile for the chunk's first k-step, and for its second.
   __device__ __forceinline__ void Store(Query<T>& q) const {
 #pragma unroll
-    for (int32_t n = 0; n < T::kNTiles; ++n) {
+    for (int32_t c = 0; c < kChunks; ++c) {
+      if constexpr (T::kColumnsAreM) {
 #pragma unroll
-      for (int32_t c = 0; c < kChunks; ++c) {
-        const uint4 y = x_[n][c];
-        q.Set(n, c, {ToF16(y.x), ToF16(y.y), ToF16(y.z), ToF16(y.w)});
+        for (int32_t n = 0; n < T::kNTiles; n += 2) {
+          const uint4 y = x_[n][c];
+          const uint4 z = x_[n + 1][c];
+          q.Set(n, c, {ToF16(y.x), ToF16(z.x), ToF16(y.y), ToF16(z.y)});
+          q.Set(n + 1, c, {ToF16(y.z), ToF16(z.z), ToF16(y.w), ToF16(z.w)});
+        }
+      } else {
+#pragma unroll
+        for (int32_t n = 0; n < T::kNTiles; ++n) {
+          const uint4 y = x_[n][c];
+          q.Set(n, c, {ToF16(y.x), ToF16(y.y), ToF16(y.z), ToF16(y.w)});
+        }
       }
     }
   }
@@ -200,6 +213,9 @@ __device__ __forceinline__ ScoreTerms TermsOf(const DecodeRow& row) {
   return terms;
 }
 
+template <class T>
+using TilesOf = std::conditional_t<T::kColumnsAreM, ManyColumnTiles<T>, Tiles<T>>;
+
 // What a warp needs of a pair to attend its units.
 template <class T>
 struct Attention {
@@ -218,8 +234,8 @@ struct Attention {
     return token < seen_by_all.x || token + T::kUnitTokens > seen_by_all.y;
   }
   template <bool kFirst = false>
-  __device__ __forceinline__ void Score(Tiles<T>& tiles, int32_t token, bool is_edge, int32_t lane,
-                                        Accumulator<T>& acc) const {
+  __device__ __forceinline__ void Score(TilesOf<T>& tiles, int32_t token, bool is_edge,
+                                        int32_t lane, Accumulator<T>& acc) const {
     tiles.template Score<kFirst>(
         token, is_edge, lane, terms, [&] { return VisibilityOf(row, group_inverse, column_first); },
         acc);
@@ -241,7 +257,7 @@ template <class T, class Ring, class Pipeline>
 __device__ __forceinline__ void AttendOneByOne(Pipeline& pipeline, const Attention<T>& attention,
                                                Stretch stretch, int32_t lane, const Query<T>& q,
                                                Accumulator<T>& acc, int32_t let_next_at) {
-  Tiles<T> tiles;
+  TilesOf<T> tiles;
   int32_t token = stretch.token;
   for (int32_t i = 0; i < stretch.units; ++i, token += stretch.stride) {
     uint8_t* unit = pipeline.Wait();
@@ -268,7 +284,7 @@ __device__ __forceinline__ void AttendFrom(const FirstKeys<T>& keys, uint8_t* un
                                            Accumulator<T>& acc, int32_t let_next_at,
                                            const Fits& fits, const Scale& scale) {
   static_assert(T::kFp8 && T::kUnitTiles == T::kTilesAtOnce);
-  Tiles<T> tiles;
+  TilesOf<T> tiles;
   int32_t token = stretch.token;
   bool is_edge = attention.IsEdge(token);
 #pragma unroll 1
@@ -297,7 +313,7 @@ template <class T, class Ring, class Pipeline>
 __device__ __forceinline__ void AttendInTurns(Pipeline& pipeline, const Attention<T>& attention,
                                               Stretch stretch, int32_t lane, const Query<T>& q,
                                               Accumulator<T>& acc, int32_t let_next_at) {
-  Tiles<T> tiles;
+  TilesOf<T> tiles;
   int32_t token = stretch.token;
   uint8_t* unit = pipeline.Wait();
   tiles.Begin(unit, lane, q);

@@ -40,20 +40,17 @@ struct Query<T, true> {
   __device__ __forceinline__ uint4 Get(int32_t n, int32_t c) const { return *At(n, c); }
 };
 
-// Of the columns 2t and 2t + 1 of each N tile: the output's raw sums, this lane's share of the
+// Of a lane's columns, two in each of kTiles: the output's raw sums, the lane's share of the
 // denominator, and the origin: weights are 2^(score - origin), scores in units of log2, none more
 // than kScoreMax above it (PlaceOrigins). fp8_kv: v_up is the power of two that o is scaled up by
 // (PlaceVUp); 0: no tile was seen.
-template <class T>
-struct Accumulator {
-  using Traits = T;
-  float o[T::kNTiles][T::kDimTiles][4];
-  float origin[T::kNTiles][2];
-  float sum[T::kNTiles][2];
+template <int32_t kTiles, int32_t kDimTiles>
+struct Sums {
+  static constexpr int32_t kColumnTiles = kTiles;
+  float o[kTiles][kDimTiles][4];
+  float origin[kTiles][2];
+  float sum[kTiles][2];
   float v_up;
-
-  // Of those that hold the same columns, this warp says what belongs to a column as a whole.
-  __device__ __forceinline__ static bool SpeaksForColumns() { return true; }
 
   // 1 / v_up, or so large that 0 stays 0.
   __device__ __forceinline__ float VDown() const {
@@ -63,16 +60,43 @@ struct Accumulator {
   __device__ __forceinline__ void Clear() {
     v_up = 0.0F;
 #pragma unroll
-    for (int32_t n = 0; n < T::kNTiles; ++n) {
+    for (int32_t n = 0; n < kTiles; ++n) {
       origin[n][0] = origin[n][1] = kEmptyMax;
       sum[n][0] = sum[n][1] = 0.0F;
 #pragma unroll
-      for (int32_t d = 0; d < T::kDimTiles; ++d) {
+      for (int32_t d = 0; d < kDimTiles; ++d) {
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) o[n][d][i] = 0.0F;
       }
     }
   }
+};
+
+// Columns are N of mma and dimensions M.
+template <class T, bool kColumnsAreM = T::kColumnsAreM>
+struct Accumulator : Sums<T::kNTiles, T::kDimTiles> {
+  using Traits = T;
+  static constexpr int32_t kLanesStep = 4;  // between lanes that hold the same columns
+  static constexpr int32_t kLanesEnd = kWarpLanes;
+
+  __device__ __forceinline__ static int32_t Column(int32_t n, int32_t i, int32_t lane) {
+    return 8 * n + 2 * (lane % 4) + i;
+  }
+  // Of those that hold the same column, this lane says what belongs to it as a whole.
+  __device__ __forceinline__ static bool SpeaksForColumns(int32_t lane) { return lane / 4 == 0; }
+};
+
+// Columns are M of mma and dimensions N: lane (g, t) has columns g and g + 8 of each M tile.
+template <class T>
+struct Accumulator<T, true> : Sums<T::kNTiles / 2, 2 * T::kDimTiles> {
+  using Traits = T;
+  static constexpr int32_t kLanesStep = 1;
+  static constexpr int32_t kLanesEnd = 4;
+
+  __device__ __forceinline__ static int32_t Column(int32_t n, int32_t i, int32_t lane) {
+    return 16 * n + lane / 4 + 8 * i;
+  }
+  __device__ __forceinline__ static bool SpeaksForColumns(int32_t lane) { return lane % 4 == 0; }
 };
 
 inline constexpr float kLog2E = 1.4426950408889634F;

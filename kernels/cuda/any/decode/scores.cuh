@@ -174,6 +174,17 @@ __device__ __forceinline__ float VUpFor(float largest) {
   return PowerOfTwo(kVExponent - exponent);
 }
 
+// Sets v_up where it is not set yet, or is too large for tiles that want it at `up`. Returns what o
+// is to be multiplied by.
+template <class Sums>
+__device__ __forceinline__ float MoveVUp(float up, Sums& acc) {
+  const bool is_set = acc.v_up != 0.0F;
+  if (is_set && acc.v_up < up * PowerOfTwo(kVExponentMax - kVExponent)) return 1.0F;
+  const float factor = is_set ? up * acc.VDown() : 1.0F;
+  acc.v_up = up;
+  return factor;
+}
+
 // Places the scale of the weights where these tiles need it (Accumulator::v_up). Returns what o is
 // to be multiplied by.
 template <class T>

@@ -180,12 +180,10 @@ __device__ __forceinline__ void ExpandChunk(uint4 codes, uint32_t (&a)[8]) {
   }
 }
 
-// o += V P for one chunk of dimensions; chunk kChunks is the half one.
+// A lane's part of a chunk of V as mma's A, two M tiles; chunk kChunks is the half one.
 template <class T>
-__device__ __forceinline__ void AccumulateChunk(const uint8_t* v, int32_t c, int32_t lane,
-                                                const uint32_t (&p)[T::kNTiles][2],
-                                                Accumulator<T>& acc) {
-  uint32_t a[8];
+__device__ __forceinline__ void LoadVChunk(const uint8_t* v, int32_t c, int32_t lane,
+                                           uint32_t (&a)[8]) {
   const uint8_t* chunk = v + c * kChunkDims * kTileTokens * (T::kFp8 ? 1 : 2);
   const bool whole = c < T::kChunks;
   if constexpr (T::kFp8) {
@@ -199,6 +197,16 @@ __device__ __forceinline__ void AccumulateChunk(const uint8_t* v, int32_t c, int
 #pragma unroll
     for (int32_t i = 0; i < 8; ++i) a[i] = words[i];
   }
+}
+
+// o += V P for one chunk of dimensions.
+template <class T>
+__device__ __forceinline__ void AccumulateChunk(const uint8_t* v, int32_t c, int32_t lane,
+                                                const uint32_t (&p)[T::kNTiles][2],
+                                                Accumulator<T>& acc) {
+  const bool whole = c < T::kChunks;
+  uint32_t a[8];
+  LoadVChunk<T>(v, c, lane, a);
 #pragma unroll
   for (int32_t n = 0; n < T::kNTiles; ++n) {
     Mma<T>(acc.o[n][2 * c], a[0], a[1], a[2], a[3], p[n][0], p[n][1]);

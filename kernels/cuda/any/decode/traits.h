@@ -29,6 +29,9 @@ struct DecodeTraits {
   static constexpr int32_t kChunks = head_dim / kChunkDims;
   static constexpr bool kHalfChunk = head_dim % kChunkDims != 0;
 
+  // Query columns are M of mma, not N (many_columns.cuh).
+  static constexpr bool kColumnsAreM = kFp8 && columns >= 16;
+
   static constexpr int32_t kTileBytes = TileBytes(precision, head_dim);
   static constexpr int32_t kVOffset = TileOperandBytes(precision, head_dim);
   static constexpr int32_t kUnitTiles = unit_tiles;
@@ -49,7 +52,8 @@ struct DecodeTraits {
   // work.
   static constexpr bool kQueryInShared = columns * head_dim >= 32 * 80;
   static constexpr int32_t kQueryBytes = columns * ((head_dim + kChunkDims - 1) / kChunkDims) * 64;
-  static constexpr int32_t kTilesAtOnce = kQueryInShared              ? 1
+  static constexpr int32_t kTilesAtOnce = kColumnsAreM                ? (kUnitTiles < 2 ? 1 : 2)
+                                          : kQueryInShared            ? 1
                                           : kUnitTiles * kNTiles <= 4 ? kUnitTiles
                                                                       : kUnitTiles / 2;
   // Products of the next tiles are taken while these are accumulated, where registers suffice. Not
@@ -80,16 +84,10 @@ struct WideTraits : DecodeTraits<Precision::kFp8Kv, 128, 32, kTilesPerPage> {
   static constexpr bool kFoldsItems = false;
 };
 
-// For pairs that have a cluster each: units small enough that short ones give each warp one. With
-// 32 columns a warp has one tile in work at a time, and in fp8_kv no more in a unit.
-template <Precision precision, int32_t head_dim, int32_t columns>
-inline constexpr int32_t kPairUnitTiles = UnitTiles(precision, head_dim) < 2 ||
-                                                  (columns > 16 && precision == Precision::kFp8Kv)
-                                              ? 1
-                                              : 2;
+// For pairs that have a cluster each: units small enough that short ones give each warp one.
 template <Precision precision, int32_t head_dim, int32_t columns>
 using PairsTraits =
-    DecodeTraits<precision, head_dim, columns, kPairUnitTiles<precision, head_dim, columns>>;
+    DecodeTraits<precision, head_dim, columns, (UnitTiles(precision, head_dim) < 2 ? 1 : 2)>;
 
 // For pairs of a few tiles, where more warps are worth more than what a warp gains by two tiles at
 // once: in fp8_kv units of one.

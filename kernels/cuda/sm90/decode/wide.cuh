@@ -30,19 +30,24 @@ struct WideShared {
 template <class T>
 struct QuarterTraits {
   static constexpr bool kFp8 = true;
+  static constexpr bool kColumnsAreM = false;
   static constexpr int32_t kNTiles = T::kNTiles;
   static constexpr int32_t kDimTiles = T::kDimTiles / kWarpgroupWarps;
   static_assert(T::kChunks == kWarpgroupWarps && !T::kHalfChunk);
 };
 template <class T>
 struct WideSums : Accumulator<QuarterTraits<T>> {
-  __device__ __forceinline__ static bool SpeaksForColumns() { return WarpOfWarpgroup() == 0; }
+  __device__ __forceinline__ static bool SpeaksForColumns(int32_t lane) {
+    return WarpOfWarpgroup() == 0 && lane / 4 == 0;
+  }
 };
 
 template <class T, class Visit>
-__device__ __forceinline__ void ForDims(const WideSums<T>& acc, int32_t n, int32_t i, int32_t g,
+__device__ __forceinline__ void ForDims(const WideSums<T>& acc, int32_t n, int32_t i, int32_t lane,
                                         const Visit& visit) {
-  VisitDims<4>(acc, n, i, 0, WarpOfWarpgroup() * kChunkDims + 4 * g, visit);
+  VisitDims<4, false>(
+      WarpOfWarpgroup() * kChunkDims + lane / 4 * 4,
+      [&](int32_t j) -> auto& { return acc.o[n][j / 2][2 * (j % 2) + i]; }, visit);
 }
 
 // Of a warp's tile, tokens g and g + 8: scores are s times the token's factor.
@@ -198,7 +203,7 @@ class WideAttends {
 
   // The tile's weights times v_scale, and this lane's shares of the denominators. kPlaced: origins
   // are where these scores need them, and one is a score rounded, so the others are, too: the fma
-  // would count what rounding took, 2^6 at the edge of the range, as far above or below it.
+  // would count what rounding took, much at the edge of the range, as far above or below it.
   template <bool kPlaced>
   __device__ __forceinline__ void StoreWeights(const WideScores<T>& scores, const WideSums<T>& acc,
                                                uint8_t* weights,
@@ -257,11 +262,7 @@ class WideAttends {
     SyncWarpgroup();
     const float4 ups = *reinterpret_cast<const float4*>(shared_.v_up);
     const float up = fminf(fminf(ups.x, ups.y), fminf(ups.z, ups.w));
-    float o_factor = 1.0F;
-    if (acc.v_up == 0.0F || acc.v_up >= up * PowerOfTwo(kVExponentMax - kVExponent)) {
-      if (acc.v_up != 0.0F) o_factor = up * acc.VDown();
-      acc.v_up = up;
-    }
+    const float o_factor = MoveVUp(up, acc);
 #pragma unroll
     for (int32_t n = 0; n < T::kNTiles; ++n) {
       float to[2] = {-INFINITY, -INFINITY};
