@@ -196,6 +196,7 @@ bool ShapeForUnevenPairs(const DecodeKernel& kernel, const DeviceLimits& device,
   shape.few_tiles = tokens <= kTokensOfFewTilesMax;
   FitPairs(kernel, device, work, way.ctas, shape);
   shape.lets_next_late = false;  // short pairs make room long before the others end
+  shape.near_units = 0;
   return true;
 }
 
