@@ -4,10 +4,10 @@
 //
 // A block is four tiles of 16 tokens, one after the other, so that any run of tiles is one copy:
 //     tile:  K fragments | V fragments | 16 k_scales | 16 v_scales      (no scales in bf16)
-// Fragments are what the lanes of a warp feed to mma.m16n8k16 as its A operand, in the order in
-// which they load them: 16 bytes a lane, lane after lane, so that loads meet no bank twice and need
-// no shuffling. Below, lane = 4 g + t (g 0..7, t 0..3) and a chunk is 32 dimensions; head
-// dimensions that leave 16 over end with half a chunk.
+// Fragments are what the lanes of a warp feed to mma.m16n8k16 as its A operand (or, halved, as two
+// B operands), in the order in which they load them: 16 bytes a lane, lane after lane, so that
+// loads meet no bank twice and need no shuffling. Below, lane = 4 g + t (g 0..7, t 0..3) and a
+// chunk is 32 dimensions; head dimensions that leave 16 over end with half a chunk.
 //
 // K (tokens are M, dimensions are K). Lane (g, t) holds tokens g and g + 8 of the tile and, of
 // chunk

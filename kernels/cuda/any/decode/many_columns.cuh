@@ -1,8 +1,8 @@
-// kernels/cuda/any/decode/many_columns.cuh: what tile.cuh is for 8 query columns, for 16 and more
-// in fp8_kv. Columns are M of mma.m16n8k16 here; tokens, and then dimensions, are N. The fragments
-// in which K and V lie (page_layout.h) are two B operands each as well as one A, and scores come
-// out as the A operand that P has to be: nothing is transposed, and what belongs to a column is in
-// four lanes, in half as many registers. (With 8 columns M would be half empty.)
+// kernels/cuda/any/decode/many_columns.cuh: what tile.cuh is for 8 query columns and for bf16, for
+// 16 and more in fp8_kv. Columns are M of mma.m16n8k16 here; tokens, and then dimensions, are N.
+// The fragments in which K and V lie (page_layout.h) are two B operands each as well as one A, and
+// scores come out as the A operand that P has to be: nothing is transposed, and what belongs to a
+// column is in four lanes, in half as many registers. (With 8 columns M would be half empty.)
 //
 // Lane (g, t) has columns g and g + 8 of each M tile, and of a tile the tokens 2t, 2t + 1 (block 0)
 // and 2t + 8, 2t + 9 (block 1).

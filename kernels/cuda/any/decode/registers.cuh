@@ -13,8 +13,9 @@ namespace fp8kvd::kernels::cuda {
 // range that the host allows are below 2^70.
 inline constexpr float kEmptyMax = -1e30F;
 
-// Fragments of mma's B: of N tile n and chunk c the two k-steps' registers, in fp8_kv f16 and the
-// query times 1 / down (MakeOperand).
+// Fragments of mma's B, where columns are N: of N tile n and chunk c the two k-steps' registers. Of
+// its A, where they are M: of both column halves of M tile n / 2 the k-step n % 2. In fp8_kv f16,
+// and the query times 1 / down (MakeOperand).
 template <class T, bool kShared = T::kQueryInShared>
 struct Query {
   float down = 1.0F;

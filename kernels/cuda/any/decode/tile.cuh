@@ -1,7 +1,7 @@
 // kernels/cuda/any/decode/tile.cuh: one warp, one or more tiles in shared memory: scores, softmax
-// and P V, all in registers. Tokens are M and query columns N of mma.m16n8k16, so a group of 8
-// wastes nothing; the scores come out as the A-like fragment of P, and one transposition of 8 x 8 a
-// register makes them the B operand of V P.
+// and P V, all in registers. Tokens are M and query columns N of mma.m16n8k16 (many_columns.cuh has
+// them the other way round), so a group of 8 wastes nothing; the scores come out as the A-like
+// fragment of P, and one transposition of 8 x 8 a register makes them the B operand of V P.
 #pragma once
 
 #include <cstdint>

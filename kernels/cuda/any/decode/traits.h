@@ -48,8 +48,8 @@ struct DecodeTraits {
   static constexpr int32_t kPieceStride = head_dim + 4;
   static constexpr int32_t kPieceBytes = columns * kPieceStride * 4;
   // Registers of a lane: the output takes columns * head_dim / 32, the query half of that, the rest
-  // about 60, and there are 255. So a large query waits in shared memory, and fewer tiles are in
-  // work.
+  // about 60, and there are 255. So a large query waits in shared memory, and where columns are N
+  // fewer tiles are in work.
   static constexpr bool kQueryInShared = columns * head_dim >= 32 * 80;
   static constexpr int32_t kQueryBytes = columns * ((head_dim + kChunkDims - 1) / kChunkDims) * 64;
   static constexpr int32_t kTilesAtOnce = kColumnsAreM                ? (kUnitTiles < 2 ? 1 : 2)
