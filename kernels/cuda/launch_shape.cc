@@ -159,7 +159,6 @@ void FitPairs(const DecodeKernel& kernel, const DeviceLimits& device, const Laun
 // Fills in a shape that gives each pair a cluster; false when the even cut is better.
 bool ShapeForPairs(const DecodeKernel& kernel, const DeviceLimits& device, const LaunchWork& work,
                    LaunchShape& shape) {
-  if (kernel.sm != 90 || work.row_pairs == 0) return false;
   const int32_t tokens = work.items_max * kernel.grain.unit_tokens;
   const bool many = work.pairs > device.multiprocessors;
   if (many && kernel.precision == Precision::kFp8Kv && !IsShortHandful(device, work, tokens) &&
@@ -224,13 +223,19 @@ LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grai
   return work;
 }
 
+bool MayGoWhole(const DecodeKernel& kernel, const LaunchWork& work) {
+  return kernel.sm == 90 && work.row_pairs > 0;
+}
+
 LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device,
                      std::span<const DecodeRow> rows, int32_t group, const LaunchWork& work) {
   LaunchShape shape{};
-  const bool is_whole = work.IsUniform()
-                            ? ShapeForPairs(kernel, device, work, shape)
-                            : ShapeForUnevenPairs(kernel, device, rows, group, work, shape);
-  if (is_whole) return shape;
+  if (MayGoWhole(kernel, work)) {
+    const bool goes = work.IsUniform()
+                          ? ShapeForPairs(kernel, device, work, shape)
+                          : ShapeForUnevenPairs(kernel, device, rows, group, work, shape);
+    if (goes) return shape;
+  }
   shape = LaunchShape{};
   // Short work: no more CTAs than give each warp a unit or each pair a CTA of its own; and of items
   // that are many units each CTA gets one before any gets a second.

@@ -34,6 +34,9 @@ struct LaunchWork {
 LaunchWork WorkOfRows(std::span<const DecodeRow> rows, int32_t group, Grain grain,
                       bool batch_invariant);
 
+// Whether each pair may get CTAs of its own (sm90/decode/pairs.cuh).
+bool MayGoWhole(const DecodeKernel& kernel, const LaunchWork& work);
+
 // work: WorkOfRows of these rows.
 LaunchShape ShapeFor(const DecodeKernel& kernel, const DeviceLimits& device,
                      std::span<const DecodeRow> rows, int32_t group, const LaunchWork& work);

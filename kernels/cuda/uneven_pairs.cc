@@ -32,8 +32,8 @@ constexpr Kind kKinds[] = {
 constexpr double kClusterTurnBytes = 130e3;  // for each CTA of a cluster
 
 constexpr int32_t kPlacesMax = 1024;
-constexpr int32_t kRowsMax = 128;  // beyond, no row is long enough to matter much
-constexpr int32_t kTurnsMax = 4;   // of a place
+constexpr int32_t kRowsMax = 128;        // beyond, no row is long enough to matter much
+constexpr int32_t kOrderedPairsMax = 8;  // of a multiprocessor
 
 // Units until the last pair is done, on places that take one after the other. A row's pairs are
 // alike, so as many places as it has pairs go together.
@@ -67,10 +67,6 @@ double UnitsUntilDone(std::span<const DecodeRow> rows, int32_t group, Grain grai
   return max;
 }
 
-bool MayGoWhole(const DecodeKernel& kernel, const LaunchWork& work) {
-  return kernel.sm == 90 && work.row_pairs > 0;
-}
-
 // In fp8_kv more columns are more arithmetic than memory, which a cut shares out best where pairs
 // do not begin all at once.
 bool IsLight(const DecodeKernel& kernel) {
@@ -83,7 +79,6 @@ PairWay WayOfUnevenPairs(const DecodeKernel& kernel, const DeviceLimits& device,
                          std::span<const DecodeRow> rows, int32_t group, const LaunchWork& work,
                          int32_t cluster) {
   PairWay best{};
-  if (!MayGoWhole(kernel, work)) return best;
   const double unit_bytes = kernel.unit_bytes;
   const auto pairs = static_cast<double>(work.pairs);
   const double bytes = static_cast<double>(work.units) * unit_bytes;
@@ -113,7 +108,7 @@ bool WantsLongestFirst(const DecodeKernel& kernel, const DeviceLimits& device,
                        const LaunchWork& work) {
   return MayGoWhole(kernel, work) && IsLight(kernel) && !work.IsUniform() &&
          work.pairs > device.multiprocessors &&
-         work.pairs <= int64_t{kTurnsMax} * 2 * device.multiprocessors;
+         work.pairs <= int64_t{kOrderedPairsMax} * device.multiprocessors;
 }
 
 }  // namespace fp8kvd::kernels::cuda

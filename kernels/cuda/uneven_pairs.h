@@ -1,8 +1,8 @@
 // kernels/cuda/uneven_pairs.h: how a launch goes whose pairs are not equally long: its units cut
-// evenly, or a CTA for each pair, one after the other in the rows' order, wherever one is done. The
-// cut ends everywhere at once, but its warps have parts of pairs, whose beginnings, ends and joins
-// take long; whole pairs have none of that, but some may end late. An estimate in plain arithmetic,
-// from times of an H200 (docs/performance.md).
+// evenly, or a CTA or a cluster for each pair, one after the other in the rows' order, wherever one
+// is done. The cut ends everywhere at once, but its warps have parts of pairs, whose beginnings,
+// ends and joins take long; whole pairs have none of that, but some may end late. An estimate in
+// plain arithmetic, from times of an H200 (docs/performance.md).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct PairWay {
   int32_t warps;
 };
 
-// cluster: CTAs that a pair gets where they have a multiprocessor each.
+// Of a launch that MayGoWhole. cluster: CTAs that a pair gets where each has a multiprocessor.
 PairWay WayOfUnevenPairs(const DecodeKernel& kernel, const DeviceLimits& device,
                          std::span<const DecodeRow> rows, int32_t group, const LaunchWork& work,
                          int32_t cluster);
