@@ -18,6 +18,13 @@ elseif(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION MAT
   list(APPEND FP8KVD_WARNINGS -Werror)
 endif()
 
+# Sanitizer builds compile the sources of a target joined: most of their time went by over headers.
+# The release build still shows what a source forgets to include. Not with a compiler cache, which
+# keeps single sources. One that cannot be joined has the property SKIP_UNITY_BUILD_INCLUSION.
+if(FP8KVD_SANITIZE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(FP8KVD_JOINS ON)
+endif()
+
 function(_fp8kvd_flags target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${FP8KVD_WARNINGS}>)
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>)
@@ -29,40 +36,12 @@ function(_fp8kvd_flags target)
   if(FP8KVD_FUZZ)
     target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
-endfunction()
-
-# _fp8kvd_precompile(target kind): what most sources of a kind read is read once for all of them, in
-# sanitizer builds alone: a quarter of their time went by over it, and the release build still shows
-# what a source forgets to include. Not beside a compiler cache, which would keep nothing, and not
-# with GCC 12, which breaks over kernels/reference/decode.cc then.
-set(FP8KVD_PRECOMPILED_library <algorithm> <functional> <map> <memory> <string> <vector>
-  <absl/status/status.h> <absl/status/statusor.h> <absl/strings/str_cat.h>)
-set(FP8KVD_PRECOMPILED_test ${FP8KVD_PRECOMPILED_library} <gmock/gmock.h> <gtest/gtest.h>)
-if(FP8KVD_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(FP8KVD_PRECOMPILES ON)
-  add_compile_options(-pthread)  # flags that are alike for all; some dependencies bring it
-endif()
-function(_fp8kvd_precompile target kind)
-  if(NOT FP8KVD_PRECOMPILES)
-    return()
-  endif()
-  set(first fp8kvd_precompiled_${kind})
-  if(NOT TARGET ${first})
-    set(source ${CMAKE_BINARY_DIR}/${first}.cc)
-    file(CONFIGURE OUTPUT ${source} CONTENT "int main() { return 0; }\n")
-    if(kind STREQUAL "test")
-      add_executable(${first} ${source})
-      target_link_libraries(${first} PRIVATE GTest::gmock GTest::gtest)
-    else()
-      add_library(${first} STATIC ${source})
+  if(FP8KVD_JOINS)
+    set_property(TARGET ${target} PROPERTY UNITY_BUILD ON)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # takes a joined source for a header
+      target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
     endif()
-    _fp8kvd_flags(${first})
-    if(kind STREQUAL "test")
-      target_compile_options(${first} PRIVATE ${FP8KVD_TEST_FLAGS})
-    endif()
-    target_precompile_headers(${first} PRIVATE ${FP8KVD_PRECOMPILED_${kind}})
   endif()
-  target_precompile_headers(${target} REUSE_FROM ${first})
 endfunction()
 
 function(fp8kvd_library name)
@@ -81,7 +60,6 @@ function(fp8kvd_library name)
   add_library(fp8kvd_${name} STATIC ${A_SRCS} ${A_HDRS})
   add_library(fp8kvd::${name} ALIAS fp8kvd_${name})
   _fp8kvd_flags(fp8kvd_${name})
-  _fp8kvd_precompile(fp8kvd_${name} library)
   target_link_libraries(fp8kvd_${name} PUBLIC ${A_PUBLIC_DEPS} PRIVATE ${A_PRIVATE_DEPS})
   set_property(GLOBAL PROPERTY FP8KVD_VISIBLE_${name} ${A_VISIBLE_TO})
   set_property(GLOBAL APPEND PROPERTY FP8KVD_TARGETS ${name})
@@ -140,7 +118,6 @@ function(fp8kvd_test name)
   fp8kvd_binary(${name} SRCS ${A_SRCS} DEPS ${A_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
   set_property(GLOBAL PROPERTY FP8KVD_VISIBLE_AS_${name} tests)
   target_compile_options(${name} PRIVATE ${FP8KVD_TEST_FLAGS})
-  _fp8kvd_precompile(${name} test)
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   fp8kvd_budget(${name})
   if(A_SERIAL)

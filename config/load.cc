@@ -42,8 +42,6 @@ absl::Status AtLine(absl::string_view file, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(file, has_line ? ":" : ": ", message));
 }
 
-absl::Status Invalid(const std::string& text) { return absl::InvalidArgumentError(text); }
-
 absl::Status ApplyEnvironment(absl::Span<const std::string> environment, Loaded* loaded) {
   std::vector<std::string> known;
   for (const Key<Options>& key : Keys()) known.emplace_back(key.name);
@@ -73,7 +71,7 @@ absl::Status ApplyFlags(const CommandLine& command_line, Loaded* loaded) {
   for (const auto& [name, value] : command_line.flags) {
     const Key<Options>* key = FindKey(name);
     const std::string flag = absl::StrCat("--", name);
-    if (key == nullptr) return Invalid(absl::StrCat(flag, ": unknown flag"));
+    if (key == nullptr) return absl::InvalidArgumentError(absl::StrCat(flag, ": unknown flag"));
     const absl::Status status = SetValue(*key, value, loaded->options);
     if (!status.ok()) return At(flag, status);
     loaded->sources[PathOf(*key)] = flag;
@@ -89,7 +87,7 @@ bool HasShape(const ModelOptions& m) {
 // The shape that hf_config names, put where a given shape would stand.
 absl::Status ImportModel(const std::string& folder, ModelOptions* model) {
   if (HasShape(*model)) {
-    return Invalid(
+    return absl::InvalidArgumentError(
         "hf_config gives the whole shape, and layers, heads, window, softcap or "
         "layer_rules are given too; keep one of both");
   }
@@ -109,44 +107,46 @@ absl::Status CheckTogether(const Options& options) {
     return devices.status();
   }
   if (options.cache.pool_bytes > 0 && options.cache.pool_fraction > 0) {
-    return Invalid("pool_bytes and pool_fraction are both set, one size is allowed; remove one");
+    return absl::InvalidArgumentError(
+        "pool_bytes and pool_fraction are both set, one size is allowed; remove one");
   }
   if (options.cache.lease_ttl_ms > options.cache.lease_ttl_ms_max) {
-    return Invalid(absl::StrCat("lease_ttl_ms is ", options.cache.lease_ttl_ms,
-                                ", allowed is up to lease_ttl_ms_max ",
-                                options.cache.lease_ttl_ms_max, "; lower it or raise that"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "lease_ttl_ms is ", options.cache.lease_ttl_ms, ", allowed is up to lease_ttl_ms_max ",
+        options.cache.lease_ttl_ms_max, "; lower it or raise that"));
   }
   if (options.engine.staging_bytes < 2 * options.server.message_bytes_max) {
-    return Invalid(absl::StrCat("staging_bytes is ", options.engine.staging_bytes,
-                                ", allowed is from twice message_bytes_max, ",
-                                2 * options.server.message_bytes_max,
-                                ", so that a message and its reply fit; raise it or lower that"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "staging_bytes is ", options.engine.staging_bytes,
+        ", allowed is from twice message_bytes_max, ", 2 * options.server.message_bytes_max,
+        ", so that a message and its reply fit; raise it or lower that"));
   }
   if (options.server.transport_bytes_max < 4 * options.server.message_bytes_max) {
-    return Invalid(absl::StrCat(
+    return absl::InvalidArgumentError(absl::StrCat(
         "transport_bytes_max is ", options.server.transport_bytes_max,
         ", allowed is from four times message_bytes_max, ", 4 * options.server.message_bytes_max,
         ", so that messages fit beside each other; raise it or lower that"));
   }
   if (options.server.listen_address == options.server.http_address &&
       !absl::EndsWith(options.server.listen_address, ":0")) {
-    return Invalid(absl::StrCat("listen_address and http_address are both ",
-                                options.server.listen_address,
-                                ", one server per port is allowed; change one"));
+    return absl::InvalidArgumentError(absl::StrCat("listen_address and http_address are both ",
+                                                   options.server.listen_address,
+                                                   ", one server per port is allowed; change one"));
   }
   int64_t expected_seqs = 0;
   for (const ModelOptions& model : options.models) {
     expected_seqs += model.expected_seqs;
     if (model.expected_tokens > options.cache.seq_len_max) {
-      return Invalid(absl::StrCat("model \"", model.name, "\": expected_tokens is ",
-                                  model.expected_tokens, ", allowed is up to seq_len_max ",
-                                  options.cache.seq_len_max, "; lower it or raise that"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("model \"", model.name, "\": expected_tokens is ", model.expected_tokens,
+                       ", allowed is up to seq_len_max ", options.cache.seq_len_max,
+                       "; lower it or raise that"));
     }
   }
   if (expected_seqs > options.cache.seqs_max) {
-    return Invalid(absl::StrCat("seqs_max is ", options.cache.seqs_max,
-                                ", the models' expected_seqs are ", expected_seqs,
-                                "; raise seqs_max or lower those"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("seqs_max is ", options.cache.seqs_max, ", the models' expected_seqs are ",
+                     expected_seqs, "; raise seqs_max or lower those"));
   }
   return absl::OkStatus();
 }
@@ -185,20 +185,20 @@ absl::Status PlanModels(Loaded* loaded) {
 absl::Status FinishModels(const std::string& folder, Loaded* loaded) {
   Options& options = loaded->options;
   if (options.models.empty()) {
-    return Invalid(
+    return absl::InvalidArgumentError(
         "no model is configured, 1 to 64 are allowed; add models { name: … } to the "
         "configuration, as deploy/example.textproto does");
   }
   std::set<std::string> names;
   for (ModelOptions& model : options.models) {
     if (model.name.empty()) {
-      return Invalid(
+      return absl::InvalidArgumentError(
           "a model has no name, allowed are 1 to 128 letters, digits, '.', '_', '-' and "
           "'/'; give each model a name");
     }
     if (!names.insert(model.name).second) {
-      return Invalid(absl::StrCat("model \"", model.name,
-                                  "\" is configured twice; give each model its own name"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "model \"", model.name, "\" is configured twice; give each model its own name"));
     }
     if (!model.hf_config.empty()) {
       const absl::Status status = ImportModel(folder, &model);
@@ -259,8 +259,9 @@ absl::StatusOr<std::string> ReadFileBounded(const std::string& path, int64_t byt
   if (!file.is_open() || file.bad()) return unreadable(std::generic_category().message(errno));
   bytes.resize(file.gcount());
   if (static_cast<int64_t>(bytes.size()) > bytes_max) {
-    return Invalid(absl::StrCat(absl::CEscape(path), ": larger than the ", bytes_max,
-                                " bytes that are allowed; is it the right file?"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(absl::CEscape(path), ": larger than the ", bytes_max,
+                     " bytes that are allowed; is it the right file?"));
   }
   return bytes;
 }
@@ -270,7 +271,8 @@ absl::StatusOr<Loaded> LoadText(absl::string_view text, Format format, const std
                                 absl::Span<const std::string> environment) {
   Loaded loaded;
   if (static_cast<int64_t>(text.size()) > kConfigBytesMax) {
-    return Invalid(absl::StrCat(name, ": ", text.size(), " bytes, allowed are ", kConfigBytesMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": ", text.size(), " bytes, allowed are ", kConfigBytesMax));
   }
   const auto tree = format == Format::kJson ? ParseJson(text) : ParseTextproto(text);
   if (!tree.ok()) return AtLine(name, tree.status());
@@ -294,15 +296,16 @@ absl::StatusOr<Loaded> Load(const CommandLine& command_line,
     }
   }
   if (path.empty()) {
-    return Invalid(
+    return absl::InvalidArgumentError(
         "no configuration is given; start with --config=FILE or set FP8KVD_CONFIG, "
         "deploy/example.textproto is one");
   }
   const bool json = absl::EndsWith(path, ".json");
   if (!json && !absl::EndsWith(path, ".textproto")) {
-    return Invalid(absl::StrCat(absl::CEscape(path),
-                                ": the name tells no format, allowed are .textproto and .json; "
-                                "rename it"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(absl::CEscape(path),
+                     ": the name tells no format, allowed are .textproto and .json; "
+                     "rename it"));
   }
   const auto text = ReadFileBounded(path, kConfigBytesMax);
   if (!text.ok()) return text.status();

@@ -16,8 +16,6 @@
 namespace fp8kvd::config {
 namespace {
 
-absl::Status Invalid(const std::string& text) { return absl::InvalidArgumentError(text); }
-
 // "batchRowsMax", as protobuf's JSON writes it, to "batch_rows_max".
 std::string SnakeCase(absl::string_view name) {
   std::string snake;
@@ -36,8 +34,9 @@ class FileReader {
 
   absl::Status Read(const Tree& root) {
     if (root.kind != Tree::Kind::kObject) {
-      return Invalid(absl::StrCat(name_, ":", root.line, ": the configuration is ",
-                                  KindName(root.kind), ", allowed is an object; write { … }"));
+      return absl::InvalidArgumentError(absl::StrCat(name_, ":", root.line,
+                                                     ": the configuration is ", KindName(root.kind),
+                                                     ", allowed is an object; write { … }"));
     }
     std::vector<std::string> sections = {"models", "tenants"};
     for (const Key<Options>& key : Keys()) {
@@ -73,7 +72,7 @@ class FileReader {
   }
 
   absl::Status Refuse(const Tree& at, absl::string_view text) const {
-    return Invalid(absl::StrCat(name_, ":", at.line, ": ", text));
+    return absl::InvalidArgumentError(absl::StrCat(name_, ":", at.line, ": ", text));
   }
 
   absl::Status WrongKind(const Tree& tree, absl::string_view name, const char* allowed) const {

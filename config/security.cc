@@ -11,16 +11,14 @@
 namespace fp8kvd::config {
 namespace {
 
-absl::Status Invalid(const std::string& text) { return absl::InvalidArgumentError(text); }
-
 absl::Status CheckFiles(const SecurityOptions& security) {
   if (security.tls_cert_file.empty() != security.tls_key_file.empty()) {
-    return Invalid(
+    return absl::InvalidArgumentError(
         "one of tls_cert_file and tls_key_file is set, both or none are allowed; name the file "
         "of the other");
   }
   if (!security.tls_client_ca_file.empty() && security.tls_cert_file.empty()) {
-    return Invalid(
+    return absl::InvalidArgumentError(
         "tls_client_ca_file is set without tls_cert_file and tls_key_file, clients show "
         "certificates within TLS alone; set those, too");
   }
@@ -29,18 +27,18 @@ absl::Status CheckFiles(const SecurityOptions& security) {
 
 absl::Status CheckNames(const Options& options) {
   if (options.security.tokens_file.empty()) {
-    return Invalid(
+    return absl::InvalidArgumentError(
         "tenants are configured and nothing tells them apart; set tokens_file, or remove them");
   }
   std::set<std::string> names;
   for (const TenantOptions& tenant : options.tenants) {
     if (tenant.name.empty()) {
-      return Invalid(
+      return absl::InvalidArgumentError(
           "a tenant has no name, allowed are 1 to 128 letters, digits, '.', '_', '-' and '/'; give "
           "each a name");
     }
     if (!names.insert(tenant.name).second) {
-      return Invalid(
+      return absl::InvalidArgumentError(
           absl::StrCat("tenant \"", tenant.name, "\" is configured twice; give each its own name"));
     }
   }
@@ -62,9 +60,9 @@ absl::Status CheckShares(const Options& options) {
                         {"seqs_max", options.cache.seqs_max, 1}};
   for (const Shared& shared : all) {
     if (shared.has / tenants >= shared.needs) continue;
-    return Invalid(absl::StrCat(shared.name, " is ", shared.has, " for ", tenants,
-                                " tenants, allowed is from ", shared.needs * tenants,
-                                ", so that each has a part; raise it or have fewer tenants"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        shared.name, " is ", shared.has, " for ", tenants, " tenants, allowed is from ",
+        shared.needs * tenants, ", so that each has a part; raise it or have fewer tenants"));
   }
   return absl::OkStatus();
 }
@@ -97,9 +95,9 @@ absl::Status FinishSecurity(Options* options) {
       tenant.inflight_items_max = options->engine.queue_items_max / tenants;
     }
     if (tenant.inflight_items_max < kItemsMax) {
-      return Invalid(absl::StrCat("tenant \"", tenant.name, "\": inflight_items_max is ",
-                                  tenant.inflight_items_max, ", allowed is from ", kItemsMax,
-                                  ", the items of one full message; raise it"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tenant \"", tenant.name, "\": inflight_items_max is ", tenant.inflight_items_max,
+          ", allowed is from ", kItemsMax, ", the items of one full message; raise it"));
     }
   }
   return absl::OkStatus();

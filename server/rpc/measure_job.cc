@@ -34,11 +34,6 @@ static_assert(kMeasureBytesMax * kMeasureBytesMax <= std::numeric_limits<int64_t
 constexpr float kSmScaleMax = 1024;  // as in a configuration
 constexpr float kSoftcapMax = 1e6;
 
-template <typename... Parts>
-absl::Status Invalid(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
-
 std::vector<uint16_t> ToRows(const std::string& bytes) {
   std::vector<uint16_t> rows(bytes.size() / sizeof(uint16_t));
   std::memcpy(rows.data(), bytes.data(), rows.size() * sizeof(uint16_t));
@@ -49,8 +44,9 @@ std::vector<uint16_t> ToRows(const std::string& bytes) {
 absl::Status CheckRange(const char* name, const std::vector<uint16_t>& rows, int64_t before) {
   const std::optional<translate::BadElement> bad = translate::FindBad(rows);
   if (!bad.has_value()) return absl::OkStatus();
-  return Invalid(name, ": element ", before + bad->index, " is ", bad->text,
-                 ", values must be finite and below 2^28 in size; find where the model makes it");
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, ": element ", before + bad->index, " is ", bad->text,
+      ", values must be finite and below 2^28 in size; find where the model makes it"));
 }
 
 void SetProfile(const RowsProfile& profile, v1::RowsProfile* to) {
@@ -106,22 +102,24 @@ absl::Status MeasureJob::Read(grpc::ByteBuffer* bytes) {
 absl::Status MeasureJob::CheckRows() const {
   const uint32_t kv_heads = request_.kv_heads();
   if (kv_heads < 1 || kv_heads > static_cast<uint32_t>(kKvHeadsMax)) {
-    return Invalid("kv_heads is ", kv_heads, ", allowed are 1 to ", kKvHeadsMax,
-                   "; send the model's");
+    return absl::InvalidArgumentError(absl::StrCat("kv_heads is ", kv_heads, ", allowed are 1 to ",
+                                                   kKvHeadsMax, "; send the model's"));
   }
   const auto is_head_dim = [this](int32_t dim) {
     return static_cast<uint32_t>(dim) == request_.head_dim();
   };
   if (std::none_of(std::begin(kHeadDims), std::end(kHeadDims), is_head_dim)) {
-    return Invalid("head_dim is ", request_.head_dim(),
-                   ", kernels exist for 64, 80, 96, 128, 192 and 256; send one of those");
+    return absl::InvalidArgumentError(
+        absl::StrCat("head_dim is ", request_.head_dim(),
+                     ", kernels exist for 64, 80, 96, 128, 192 and 256; send one of those"));
   }
   const size_t token_bytes = size_t{kv_heads} * request_.head_dim() * sizeof(uint16_t);
   const size_t size = request_.k().size();
   if (size == 0 || size % token_bytes != 0 || request_.v().size() != size) {
-    return Invalid("k holds ", size, " bytes and v ", request_.v().size(),
-                   ", they must be equal and a multiple of ", token_bytes, " (", kv_heads,
-                   " kv_heads x head_dim ", request_.head_dim(), " x 2 B); send whole tokens");
+    return absl::InvalidArgumentError(
+        absl::StrCat("k holds ", size, " bytes and v ", request_.v().size(),
+                     ", they must be equal and a multiple of ", token_bytes, " (", kv_heads,
+                     " kv_heads x head_dim ", request_.head_dim(), " x 2 B); send whole tokens"));
   }
   return absl::OkStatus();
 }
@@ -131,30 +129,34 @@ absl::Status MeasureJob::CheckQueries() const {
   const uint32_t kv_heads = request_.kv_heads();
   const uint32_t q_heads = queries.q_heads();
   if (q_heads < kv_heads || q_heads % kv_heads != 0 || q_heads / kv_heads > kGroupMax) {
-    return Invalid("q_heads is ", q_heads, ", allowed are 1 to ", kGroupMax, " for each of the ",
-                   kv_heads, " kv_heads; send the model's");
+    return absl::InvalidArgumentError(absl::StrCat("q_heads is ", q_heads, ", allowed are 1 to ",
+                                                   kGroupMax, " for each of the ", kv_heads,
+                                                   " kv_heads; send the model's"));
   }
   const size_t steps = static_cast<size_t>(queries.positions_size());
   const size_t q_bytes = size_t{q_heads} * request_.head_dim() * sizeof(uint16_t);
   if (steps == 0 || queries.q().size() / q_bytes != steps || queries.q().size() % q_bytes != 0) {
-    return Invalid("q holds ", queries.q().size(), " bytes, ", steps, " positions want ", q_bytes,
-                   " each (", q_heads, " q_heads x head_dim ", request_.head_dim(),
-                   " x 2 B); send at least one, and a position for each");
+    return absl::InvalidArgumentError(
+        absl::StrCat("q holds ", queries.q().size(), " bytes, ", steps, " positions want ", q_bytes,
+                     " each (", q_heads, " q_heads x head_dim ", request_.head_dim(),
+                     " x 2 B); send at least one, and a position for each"));
   }
   uint32_t before = 0;
   for (int step = 0; step < queries.positions_size(); ++step) {
     const uint32_t position = queries.positions(step);
     if (position < before || int64_t{position} >= tokens()) {
-      return Invalid("positions[", step, "] is ", position, ", allowed are ", before, " to ",
-                     tokens() - 1, "; send the queries in order, of tokens that k has");
+      return absl::InvalidArgumentError(
+          absl::StrCat("positions[", step, "] is ", position, ", allowed are ", before, " to ",
+                       tokens() - 1, "; send the queries in order, of tokens that k has"));
     }
     before = position;
   }
   const int64_t products = static_cast<int64_t>(queries.q().size() / sizeof(uint16_t)) * tokens();
   if (products > kMeasureProductsMax) {
-    return Invalid(steps, " steps x ", q_heads, " q_heads x ", tokens(), " tokens x head_dim ",
-                   request_.head_dim(), " are ", products, " products, at most ",
-                   kMeasureProductsMax, " are computed in one call; send fewer steps or tokens");
+    return absl::InvalidArgumentError(
+        absl::StrCat(steps, " steps x ", q_heads, " q_heads x ", tokens(), " tokens x head_dim ",
+                     request_.head_dim(), " are ", products, " products, at most ",
+                     kMeasureProductsMax, " are computed in one call; send fewer steps or tokens"));
   }
   return absl::OkStatus();
 }
@@ -163,17 +165,20 @@ absl::Status MeasureJob::CheckQueryNumbers() const {
   const v1::AttentionQueries& queries = request_.queries();
   const float sm_scale = queries.sm_scale();
   if (queries.has_sm_scale() && !(sm_scale > 0 && sm_scale <= kSmScaleMax)) {
-    return Invalid("sm_scale is ", sm_scale, ", allowed is above 0 to ", kSmScaleMax,
-                   "; send the model's, or none for 1/sqrt(head_dim)");
+    return absl::InvalidArgumentError(
+        absl::StrCat("sm_scale is ", sm_scale, ", allowed is above 0 to ", kSmScaleMax,
+                     "; send the model's, or none for 1/sqrt(head_dim)"));
   }
   if (queries.window() > static_cast<uint32_t>(kSeqLenMax)) {
-    return Invalid("window is ", queries.window(), ", at most ", kSeqLenMax,
-                   " tokens are a sequence; send the layer's, or 0 for all");
+    return absl::InvalidArgumentError(
+        absl::StrCat("window is ", queries.window(), ", at most ", kSeqLenMax,
+                     " tokens are a sequence; send the layer's, or 0 for all"));
   }
   const float softcap = queries.softcap();
   if (!(softcap >= 0 && softcap <= kSoftcapMax)) {
-    return Invalid("softcap is ", softcap, ", allowed are 0 to ", kSoftcapMax,
-                   "; send the layer's, or 0 for none");
+    return absl::InvalidArgumentError(absl::StrCat("softcap is ", softcap, ", allowed are 0 to ",
+                                                   kSoftcapMax,
+                                                   "; send the layer's, or 0 for none"));
   }
   return absl::OkStatus();
 }

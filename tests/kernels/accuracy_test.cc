@@ -6,16 +6,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "kernels/bf16.h"
+#include "tests/kernels/bf16_values.h"
 
 namespace fp8kvd::kernels::reference {
 namespace {
-
-std::vector<uint16_t> Bf16(const std::vector<float>& values) {
-  std::vector<uint16_t> bits;
-  for (const float value : values) bits.push_back(FloatToBf16(value));
-  return bits;
-}
 
 // One head of two elements, three tokens, of which the last is the first step's own. K is zero, so
 // each token weighs a third.

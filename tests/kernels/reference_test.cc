@@ -12,17 +12,12 @@
 #include "kernels/reference/append.h"
 #include "kernels/reference/decode.h"
 #include "kernels/reference/format.h"
+#include "tests/kernels/bf16_values.h"
 #include "tests/kernels/cases.h"
 #include "tests/kernels/run_case.h"
 
 namespace fp8kvd::kernels::reference {
 namespace {
-
-std::vector<uint16_t> Bf16(const std::vector<float>& values) {
-  std::vector<uint16_t> bits;
-  for (const float value : values) bits.push_back(FloatToBf16(value));
-  return bits;
-}
 
 TEST(Bf16, RoundsToNearestEven) {
   EXPECT_EQ(FloatToBf16(1.0F), 0x3F80);

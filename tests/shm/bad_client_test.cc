@@ -17,8 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-uint64_t PlaceOf(uint64_t i) { return i << 17; }
-
 // A client that breaks the contract of shared_memory.h in one way.
 struct Lie {
   const char* name;

@@ -22,9 +22,6 @@ using ::testing::StartsWith;
 constexpr char kAlpha[] = "alpha-token";
 constexpr char kBeta[] = "beta-token";
 
-// Where the i-th of eight messages in flight lies.
-uint64_t PlaceOf(uint64_t i) { return i << 17; }
-
 // Requests are begun in their order: once this wrong one is answered, the engine has those before.
 void WaitUntilTaken(RawClient& client, uint64_t at) {
   v1::DecodeRequest wrong;

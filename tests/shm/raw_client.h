@@ -110,6 +110,9 @@ inline shm::Hello HelloWith(const std::string& ticket, uint64_t memory_bytes = 1
   return hello;
 }
 
+// Where the i-th of several messages in flight lies.
+inline uint64_t PlaceOf(uint64_t i) { return i << 17; }
+
 class RawClient {
  public:
   explicit RawClient(const ServerRig& rig) : RawClient(OpenTicket(rig)) {}

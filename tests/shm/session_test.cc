@@ -17,9 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Where the i-th of several messages in flight lies.
-uint64_t PlaceOf(uint64_t i) { return i << 17; }
-
 TEST(Session, AppendsAndDecodesAsGrpcDoes) {
   ShmRig rig;
   const v1::Handle handle = rig->Create(1)[0];

@@ -10,6 +10,10 @@
 
 namespace fp8kvd::translate {
 
+// Elements of a token's q, and of its k and v, in every SmallModel.
+constexpr int64_t kQRow = 4 * 64;
+constexpr int64_t kKvRow = 2 * 64;
+
 inline CatalogModel SmallModel(const std::string& name, int32_t window, bool has_sinks) {
   CatalogModel model;
   ModelGeometry& geometry = model.geometry;

@@ -15,9 +15,6 @@
 namespace fp8kvd::translate {
 namespace {
 
-constexpr int64_t kQRow = 4 * 64;   // elements of a token's q
-constexpr int64_t kKvRow = 2 * 64;  // of its k and v
-
 std::string Rows(int64_t elements, uint16_t first) {
   std::vector<uint16_t> values(elements);
   for (int64_t i = 0; i < elements; ++i) values[i] = static_cast<uint16_t>(first + i);

@@ -20,9 +20,6 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int64_t kQRow = 4 * 64;   // elements of a token's q in both models
-constexpr int64_t kKvRow = 2 * 64;  // of its k and v
-
 // Three items of 1, 2 and 1 tokens of the plain model.
 v1::DecodeRequest GoodDecode() {
   v1::DecodeRequest request;

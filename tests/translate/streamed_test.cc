@@ -22,9 +22,6 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int64_t kQRow = 4 * 64;
-constexpr int64_t kKvRow = 2 * 64;
-
 enum class How : uint8_t { kCopied, kStreamed, kStreamedInPieces };
 
 // A message loaded into a slot as an engine has it: its tensors came beside it, or all of it in

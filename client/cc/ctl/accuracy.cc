@@ -87,7 +87,6 @@ std::string AccuracyJson(const std::vector<LayerAccuracy>& layers, bool held) {
 }
 
 std::string Error(double error) { return absl::StrFormat("%.4f", error); }
-std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100 * share); }
 
 void PrintTables(const std::vector<LayerAccuracy>& layers, std::ostream& out) {
   out << "error of the attention output, relative L2 against bf16 K and V\n";
@@ -272,6 +271,8 @@ absl::Status RunAccuracy(const Invocation& invocation) {
 }
 
 }  // namespace
+
+std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100 * share); }
 
 bool LayerAccuracy::as_expected() const {
   return !expected_op.has_value() ||

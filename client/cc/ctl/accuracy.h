@@ -38,6 +38,9 @@ absl::StatusOr<LayerAccuracy> MeasureCapture(const std::string& path,
                                              const std::string& errors_path,
                                              client::Client* daemon = nullptr);
 
+// "12.50 %" of 0.125.
+std::string Percent(double share);
+
 // A whole HTML page, without anything from elsewhere.
 std::string AccuracyHtml(const std::vector<LayerAccuracy>& layers);
 

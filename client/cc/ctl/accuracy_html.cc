@@ -136,7 +136,7 @@ std::string PartsPlot(const std::vector<LayerAccuracy>& layers) {
 
 using Cells = std::vector<std::string>;
 
-std::string Table(const Cells& head, const std::vector<Cells>& rows) {
+std::string HtmlTable(const Cells& head, const std::vector<Cells>& rows) {
   std::string html = "<div class=\"scroll\"><table><tr>";
   for (const std::string& cell : head) absl::StrAppend(&html, "<th>", EscapeXml(cell), "</th>");
   html += "</tr>\n";
@@ -153,7 +153,6 @@ std::string YesNo(bool good) {
 }
 
 std::string Number(double value) { return absl::StrFormat("%.4f", value); }
-std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100 * share); }
 
 std::string TableOf(const std::vector<LayerAccuracy>& layers, const Cells& head,
                     const std::function<Cells(const LayerAccuracy&)>& cells) {
@@ -163,7 +162,7 @@ std::string TableOf(const std::vector<LayerAccuracy>& layers, const Cells& head,
     const Cells more = cells(layer);
     rows.back().insert(rows.back().end(), more.begin(), more.end());
   }
-  return Table(head, rows);
+  return HtmlTable(head, rows);
 }
 
 std::string ErrorTable(const std::vector<LayerAccuracy>& layers) {
@@ -215,7 +214,7 @@ std::string OutlierTable(const std::vector<LayerAccuracy>& layers) {
       }
     }
   }
-  return Table({"layer", "of", "token", "KV head", "error", "largest element"}, rows);
+  return HtmlTable({"layer", "of", "token", "KV head", "error", "largest element"}, rows);
 }
 
 std::string KernelTable(const std::vector<LayerAccuracy>& layers) {
@@ -248,7 +247,7 @@ std::string KernelPart(const std::vector<LayerAccuracy>& layers) {
       "controls are broken on purpose: a judge that let them pass would prove nothing.</p>\n");
 }
 
-std::string Verdict(const std::vector<LayerAccuracy>& layers) {
+std::string VerdictLine(const std::vector<LayerAccuracy>& layers) {
   const auto by_op = [](const LayerAccuracy& a, const LayerAccuracy& b) { return a.op() < b.op(); };
   const auto [least, most] = std::minmax_element(layers.begin(), layers.end(), by_op);
   const auto lossy = std::count_if(layers.begin(), layers.end(), [](const LayerAccuracy& layer) {
@@ -277,7 +276,7 @@ std::string AccuracyHtml(const std::vector<LayerAccuracy>& layers) {
       "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
       "<title>fp8_kv on captured attention</title>\n<style>",
       kPageStyle, "</style></head>\n<body>\n<h1>fp8_kv on captured attention</h1>\n",
-      Verdict(layers), "<h2>Error of the attention output</h2>\n", ErrorPlot(layers),
+      VerdictLine(layers), "<h2>Error of the attention output</h2>\n", ErrorPlot(layers),
       "<p class=\"note\">Against attention over the bf16 rows, in double precision: the formats' "
       "own "
       "errors, no kernel's. Static scales know the tokens before the first step and clip what "
