@@ -15,8 +15,8 @@ import report
 from toolchain import ROOT, VENV_PYTHON
 
 CONFIGURE_SECONDS_MAX = 300
-BUILD_SECONDS_MAX = 2400
-RUN_SECONDS_MAX = 3000
+BUILD_SECONDS_MAX = 3600
+RUN_SECONDS_MAX = 3600
 # Labels that make a group of their own; every other test belongs to the group of its build.
 GROUP_LABELS = ("style", "fuzz", "cuda", "hf")
 
