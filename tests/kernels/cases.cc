@@ -214,15 +214,25 @@ void AddEqualRows(std::vector<Case>& cases, const std::vector<int32_t>& head_dim
   }
 }
 
-// Rows of one model and of unlike lengths, which a backend may serve by whole pairs: few; more
-// pairs than a device has multiprocessors, shortest first; more than it has room for at once; and
-// one among short ones that is so long that it has to be cut.
+// Rows of one model and of unlike lengths, which a backend may serve by whole pairs: few; so few
+// that several CTAs may share each; more pairs than a device has multiprocessors, shortest first;
+// more than it has room for at once; and one among short ones so long that it has to be cut.
 void AddUnequalRows(std::vector<Case>& cases, const std::vector<int32_t>& head_dims) {
   for (const Precision precision : kPrecisions) {
     for (const int32_t head_dim : head_dims) {
       Case few = Make("unequal_rows_few", precision, head_dim, 8);
       for (const int32_t length : {40, 700, 1, 300, 999}) few.rows.push_back(AtEnd(length, 1, 16));
       cases.push_back(few);
+
+      for (const int32_t kv_heads : {2, 8}) {
+        Case shared =
+            Make("unequal_rows_4x" + std::to_string(kv_heads), precision, head_dim, kv_heads);
+        for (const int32_t length : {1000, 1, 300, 520}) {
+          shared.rows.push_back(AtEnd(length, 1, kv_heads));
+        }
+        shared.few_pairs = true;
+        cases.push_back(shared);
+      }
 
       Case more = Make("unequal_rows_50", precision, head_dim, 3);
       for (int32_t i = 0; i < 50; ++i) {

@@ -125,16 +125,48 @@ TEST(UnevenPairs, HaveShapesThatFitTheDevice) {
   }
 }
 
+TEST(UnevenPairs, FewerThanAQuarterOfTheMultiprocessorsGetFourCtasEach) {
+  for (const Precision precision : kPrecisions) {
+    std::vector<DecodeRow> rows = RowsOf({1000, 1, 300, 520});
+    for (DecodeRow& row : rows) row.kv_heads = 2;
+    const DecodeKernel& kernel = *FindDecodeKernel(90, precision, 128, kGroup);
+    const LaunchWork work = WorkOfRows(rows, kGroup, kernel.grain, false);
+    EXPECT_EQ(ShapeFor(kernel, kH200, rows, kGroup, work).cluster, 4);
+  }
+}
+
+// 16 and 32 columns of fp8_kv are bound by arithmetic, which a cut shares out best.
+TEST(UnevenPairs, OfManyColumnsAreCutInFp8WhereTheyDoNotBeginAllAtOnce) {
+  for (const int32_t group : {16, 32}) {
+    const auto shape_of = [&](Precision precision, const std::vector<int32_t>& lengths) {
+      const DecodeKernel& kernel = *FindDecodeKernel(90, precision, 128, group);
+      const std::vector<DecodeRow> rows = RowsOf(lengths);
+      return ShapeFor(kernel, kH200, rows, group, WorkOfRows(rows, group, kernel.grain, false));
+    };
+    EXPECT_EQ(shape_of(Precision::kFp8Kv, Down(64, 4000, 157)).cluster, 0) << group;
+    EXPECT_EQ(shape_of(Precision::kFp8Kv, Down(256, 300, 1)).cluster, 0) << group;
+    EXPECT_EQ(shape_of(Precision::kBf16, Down(64, 4000, 157)).cluster, 1) << group;
+    EXPECT_GE(shape_of(Precision::kFp8Kv, {1000, 700, 400, 20}).cluster, 1) << "begin at once";
+  }
+}
+
+bool Wants(const std::vector<int32_t>& lengths, Precision precision = Precision::kFp8Kv,
+           int32_t group = kGroup) {
+  const DecodeKernel& kernel = *FindDecodeKernel(90, precision, 128, group);
+  const std::vector<DecodeRow> rows = RowsOf(lengths);
+  return WantsLongestFirst(kernel, kH200, WorkOfRows(rows, group, kernel.grain, false));
+}
+
 TEST(UnevenPairs, ComeLongestFirstWhereTheirOrderMatters) {
-  const DecodeKernel& kernel = *FindDecodeKernel(90, Precision::kFp8Kv, 128, kGroup);
-  const auto wants = [&](const std::vector<int32_t>& lengths) {
-    const std::vector<DecodeRow> rows = RowsOf(lengths);
-    return WantsLongestFirst(kernel, kH200, WorkOfRows(rows, kGroup, kernel.grain, false));
-  };
-  EXPECT_TRUE(wants(Down(64, 4000, 157)));
-  EXPECT_FALSE(wants(std::vector<int32_t>(64, 2048))) << "equally long";
-  EXPECT_FALSE(wants(Down(16, 4000, 157))) << "all begin at once";
-  EXPECT_FALSE(wants(Down(256, 1000, 1))) << "short ones do better beside long ones";
+  EXPECT_TRUE(Wants(Down(64, 4000, 157)));
+  EXPECT_FALSE(Wants(std::vector<int32_t>(64, 2048))) << "equally long";
+  EXPECT_FALSE(Wants(Down(16, 4000, 157))) << "all begin at once";
+  EXPECT_TRUE(Wants(Down(17, 4000, 157))) << "136 pairs, 132 multiprocessors";
+  EXPECT_TRUE(Wants(Down(132, 4000, 157))) << "8 pairs a multiprocessor";
+  EXPECT_FALSE(Wants(Down(133, 4000, 157))) << "more";
+  EXPECT_FALSE(Wants(Down(64, 4000, 157), Precision::kFp8Kv, 16)) << "are cut";
+  EXPECT_TRUE(Wants(Down(64, 4000, 157), Precision::kBf16, 16));
+  EXPECT_FALSE(Wants(Down(256, 1000, 1))) << "short ones do better beside long ones";
 }
 
 }  // namespace
