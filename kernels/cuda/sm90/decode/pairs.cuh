@@ -261,7 +261,7 @@ __device__ __forceinline__ void DecodePair(const DecodeArgs& args, int32_t row_p
     Query<T> q(reinterpret_cast<uint4*>(stage));
     query.Ask(lane, q);
     pipeline.Start(false);
-    pipeline.BringNear(near_units);
+    if (near_units > 0) pipeline.BringNear(near_units);
     Accumulator<T> acc;
     const Stretch stretch = {first * T::kUnitTokens, warps * T::kUnitTokens, mine};
     AttendAsQueryComes<T, Ring>(query, pipeline, attention, stretch, lane, q, acc,
