@@ -1,11 +1,13 @@
 // kernels/cuda/any/decode/combine.cuh: joins the pieces of pairs that were cut: first those of the
-// warps of a CTA, then, by the last of a pair's CTAs, those of the CTAs. It waits for the others,
-// whose numbers are lower: CTAs start in the order of their numbers. Which pieces a pair has and in
-// which order they join follows from the cut alone, so the bits do not depend on who was slow.
+// warps of a CTA, then, by the last of a pair's CTAs, those of the CTAs (join_steps.h). It waits
+// for others, whose numbers are lower: CTAs start in the order of their numbers. Which pieces a
+// pair has and in which order they join follows from the cut alone, so the bits do not depend on
+// who was slow.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/cuda/any/decode/join_steps.h"
 #include "kernels/cuda/any/decode/output.cuh"
 
 namespace fp8kvd::kernels::cuda {
@@ -127,19 +129,22 @@ __device__ __forceinline__ void ForColumns(Team team, int32_t columns, const Vis
 struct CtaSpan {
   int32_t first_cta;  // that has any
   bool ends_here;
+  int32_t units;  // of the pair
 
   __device__ __forceinline__ bool IsWhole() const { return ends_here && BeginsHere(); }
-  __device__ __forceinline__ bool BeginsHere() const {
-    return first_cta == static_cast<int32_t>(blockIdx.x);
+  __device__ __forceinline__ bool BeginsHere() const { return Before() == 0; }
+  // How many CTAs have units of it before this one.
+  __device__ __forceinline__ int32_t Before() const {
+    return static_cast<int32_t>(blockIdx.x) - first_cta;
   }
 };
 
 __device__ __forceinline__ CtaSpan SpanOf(const WorkMap& map, const CtaCut& cut, const Pair& pair) {
   const int32_t first = cut.by == CutBy::kCosts ? FirstCost(map, pair) : pair.units.first;
-  const int32_t end = first + pair.units.end - pair.units.first;
+  const int32_t units = pair.units.end - pair.units.first;
   const bool begins_here = first >= cut.parts.first;
   return {begins_here ? static_cast<int32_t>(blockIdx.x) : FloorDiv(first, cut.share),
-          end <= cut.parts.end};
+          first + units <= cut.parts.end, units};
 }
 
 // Joins a pair's pieces in the CTA, at(i) each, and gives take(column, dim, merged).
@@ -162,29 +167,29 @@ __device__ __forceinline__ void LeaveMerged(float* piece, const Merged& merged, 
   if (dim == 0) *reinterpret_cast<float2*>(to + T::kHeadDim) = {merged.origin, merged.sum};
 }
 
-// Waits for the pieces of a cut pair's other CTAs, joins them with this one's and writes the
-// output. The pieces come through shared memory where they fit: all of them under way at once,
-// where loads would wait for each other.
-template <class T>
-__device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner& owner,
-                                            int32_t first_cta, int32_t workers, uint8_t* shared,
-                                            int32_t shared_bytes) {
-  const Pair& pair = owner.pair;
+// Waits for some pieces of a pair that is cut from first_cta on, joins them with this CTA's own and
+// gives take(column, dim, merged). The pieces come through shared memory where they fit: all of
+// them under way at once, where loads would wait for each other.
+template <class T, class Pieces, class Take>
+__device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Pair& pair,
+                                            int32_t first_cta, const Pieces& which, int32_t workers,
+                                            uint8_t* shared, int32_t shared_bytes,
+                                            const Take& take) {
   const Team all = {static_cast<int32_t>(threadIdx.x), static_cast<int32_t>(blockDim.x)};
-  const int32_t ctas = static_cast<int32_t>(blockIdx.x) - first_cta + 1;
   const float* pieces = CtaPiece<T>(args, workers, first_cta, first_cta);
-  const bool in_shared = ctas * T::kPieceBytes <= shared_bytes;
+  const bool in_shared = which.count * T::kPieceBytes <= shared_bytes;
   const int32_t lane = all.thread % kWarpLanes;
   const int32_t warp = all.thread / kWarpLanes;
   const int32_t warps = workers * T::kWorkerWarps;
-  for (int32_t i = warp + lane * warps; i < ctas - 1; i += warps * kWarpLanes) {
-    AwaitFlag(args.piece_flags + CtaPieceSlot(first_cta, first_cta + i));
+  for (int32_t i = warp + lane * warps; i < which.count - 1; i += warps * kWarpLanes) {
+    AwaitFlag(args.piece_flags + CtaPieceSlot(first_cta, first_cta + which.At(i)));
   }
   __syncwarp();
-  for (int32_t i = warp; in_shared && i < ctas; i += warps) {
-    const int32_t piece = i * T::kPieceBytes;
-    for (int32_t at = piece + lane * 16; at < piece + T::kPieceBytes; at += kWarpLanes * 16) {
-      CopyAsyncPastL1(shared + at, reinterpret_cast<const uint8_t*>(pieces) + at);
+  for (int32_t i = warp; in_shared && i < which.count; i += warps) {
+    uint8_t* to = shared + i * T::kPieceBytes;
+    const auto* from = reinterpret_cast<const uint8_t*>(pieces) + which.At(i) * T::kPieceBytes;
+    for (int32_t at = lane * 16; at < T::kPieceBytes; at += kWarpLanes * 16) {
+      CopyAsyncPastL1(to + at, from + at);
     }
   }
   WaitForCopies();
@@ -192,11 +197,38 @@ __device__ __forceinline__ void CombineCtas(const DecodeArgs& args, const Owner&
   ForColumns<T>(all, pair.columns, [&](int32_t column, int32_t dim) {
     const float* of_column =
         (in_shared ? reinterpret_cast<const float*>(shared) : pieces) + column * T::kPieceStride;
-    const auto at = [&](int32_t i) { return of_column + i * (T::kPieceBytes / 4); };
-    const Merged merged =
-        in_shared ? MergePieces<T, true>(ctas, at, dim) : MergePieces<T, false>(ctas, at, dim);
-    WriteMerged<T>(args, owner.row, pair, merged, column, dim);
+    constexpr int32_t kFloats = T::kPieceBytes / 4;
+    const auto copied = [&](int32_t i) { return of_column + i * kFloats; };
+    const auto left = [&](int32_t i) { return of_column + which.At(i) * kFloats; };
+    take(column, dim,
+         in_shared ? MergePieces<T, true>(which.count, copied, dim)
+                   : MergePieces<T, false>(which.count, left, dim));
   });
+}
+
+// Whether a pair joins in steps.
+template <class T>
+__device__ __forceinline__ bool InSteps(const CtaSpan& span, const CtaCut& cut,
+                                        int32_t shared_bytes) {
+  return JoinsInSteps(span.units, cut.share, FloorDiv(shared_bytes, T::kPieceBytes));
+}
+
+// CombineCtas by the pair's last CTA, which writes the output.
+template <class T>
+__device__ __forceinline__ void CombineAsLast(const DecodeArgs& args, const Owner& owner,
+                                              const CtaSpan& span, bool in_steps, int32_t workers,
+                                              uint8_t* shared, int32_t shared_bytes) {
+  const auto combine = [&](const auto& which) {
+    CombineCtas<T>(args, owner.pair, span.first_cta, which, workers, shared, shared_bytes,
+                   [&](int32_t column, int32_t dim, const Merged& merged) {
+                     WriteMerged<T>(args, owner.row, owner.pair, merged, column, dim);
+                   });
+  };
+  if (in_steps) {
+    combine(PiecesAfterSteps(span.Before()));
+  } else {
+    combine(PiecesInLine{0, span.Before() + 1});
+  }
 }
 
 // The same where other CTAs left few pieces: these are read where they lie, and summed with this
@@ -225,15 +257,15 @@ __device__ __forceinline__ void CombineWithFew(const DecodeArgs& args, const Own
   });
 }
 
-// What the CTA leaves of a pair is there: another one, the pair's last, waits for it.
-__device__ __forceinline__ void TellLastCta(const DecodeArgs& args, int32_t first_cta) {
+// What the CTA leaves of a pair is there: another one, which joins it, waits for it.
+__device__ __forceinline__ void TellJoiningCta(const DecodeArgs& args, int32_t first_cta) {
   __syncthreads();
   // Who sees the flag sees what the CTA's threads wrote before the barrier.
   if (threadIdx.x == 0) RaiseFlag(args.piece_flags + CtaPieceSlot(first_cta, blockIdx.x));
 }
 
-// The CTA left pieces of one pair alone: a tail of each of `count` workers, the first ones. Nothing
-// needs to be listed.
+// The CTA left pieces of one pair alone, as each does that is neither the pair's first nor its
+// last: a tail of each of `count` workers, the first ones. Nothing needs to be listed.
 template <class T>
 __device__ __forceinline__ void CombineOnePair(const DecodeArgs& args, const WorkMap& map,
                                                int32_t workers, int32_t count, uint8_t* rings,
@@ -242,22 +274,32 @@ __device__ __forceinline__ void CombineOnePair(const DecodeArgs& args, const Wor
   const CtaSpan span = SpanOf(map, list.cut, owner.pair);
   float* piece = CtaPiece<T>(args, workers, span.first_cta, blockIdx.x);
   const auto* first = reinterpret_cast<const float*>(rings);
+  const auto leave = [&](int32_t column, int32_t dim, const Merged& merged) {
+    LeaveMerged<T>(piece, merged, column, dim);
+  };
   JoinInCta<T>(
       owner.pair, count, [&](int32_t i) { return first + i * (ring_bytes / 4); },
       [&](int32_t column, int32_t dim, const Merged& merged) {
         if (span.IsWhole()) {
           WriteMerged<T>(args, owner.row, owner.pair, merged, column, dim);
         } else {
-          LeaveMerged<T>(piece, merged, column, dim);
+          leave(column, dim, merged);
         }
       });
   if (span.IsWhole()) return;
-  if (!span.ends_here) {
-    TellLastCta(args, span.first_cta);
+  const int32_t shared_bytes = workers * ring_bytes;
+  const bool in_steps = InSteps<T>(span, list.cut, shared_bytes);
+  if (span.ends_here) {
+    __syncthreads();
+    CombineAsLast<T>(args, owner, span, in_steps, workers, rings, shared_bytes);
     return;
   }
-  __syncthreads();
-  CombineCtas<T>(args, owner, span.first_cta, workers, rings, workers * ring_bytes);
+  if (in_steps && EndsStep(span.Before())) {
+    __syncthreads();
+    CombineCtas<T>(args, owner.pair, span.first_cta, PiecesOfStep(span.Before()), workers, rings,
+                   shared_bytes, leave);
+  }
+  TellJoiningCta(args, span.first_cta);
 }
 
 // Of the CTA's pairs only the last may go on after it: another CTA waits for that piece, so it
@@ -283,12 +325,12 @@ __device__ __forceinline__ void CombinePairs(const DecodeArgs& args, const WorkM
   const CtaSpan of_last = SpanOf(map, list.cut, OwnerOf(list, groups - 1).pair);
   if (!of_last.ends_here) {
     leave(--groups, of_last.first_cta);
-    TellLastCta(args, of_last.first_cta);
+    TellJoiningCta(args, of_last.first_cta);
     if (groups == 0) return;
   }
   const Owner first = OwnerOf(list, 0);
   const CtaSpan of_first = SpanOf(map, list.cut, first.pair);
-  const bool are_few = static_cast<int32_t>(blockIdx.x) - of_first.first_cta < kPiecesAtOnce;
+  const bool are_few = of_first.Before() < kPiecesAtOnce;
   if (!of_first.BeginsHere() && !are_few) leave(0, of_first.first_cta);
   for (int32_t group = of_first.BeginsHere() ? 0 : 1; group < groups; ++group) {
     const Owner owner = OwnerOf(list, group);
@@ -303,7 +345,9 @@ __device__ __forceinline__ void CombinePairs(const DecodeArgs& args, const WorkM
     return;
   }
   __syncthreads();
-  CombineCtas<T>(args, first, of_first.first_cta, workers, rings, workers * ring_bytes);
+  const int32_t shared_bytes = workers * ring_bytes;
+  CombineAsLast<T>(args, first, of_first, InSteps<T>(of_first, list.cut, shared_bytes), workers,
+                   rings, shared_bytes);
 }
 
 // The marks are filled in and the rings are done with; ends with the CTA's share of the work done.
