@@ -14,6 +14,7 @@ constexpr Precision kBf16 = Precision::kBf16;
 template <class T, template <Precision, int32_t, int32_t> class Decode>
 constexpr DecodeKernel Row(int32_t sm, StepFunctions step) {
   using Functions = Decode<T::kPrecision, T::kHeadDim, T::kColumns>;
+  using P = PairsTraits<T::kPrecision, T::kHeadDim, T::kColumns>;
   return {sm,
           T::kPrecision,
           T::kHeadDim,
@@ -22,7 +23,8 @@ constexpr DecodeKernel Row(int32_t sm, StepFunctions step) {
           T::kWorkersMax,
           T::kWorkerWarps,
           T::kUnitBytes,
-          PairsTraits<T::kPrecision, T::kHeadDim, T::kColumns>::kUnitTokens,
+          P::kUnitTokens,
+          P::kPairCtas,
           Functions::Shared,
           Functions::Prepare,
           Functions::Launch,

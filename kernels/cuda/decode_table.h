@@ -21,7 +21,10 @@ struct DecodeKernel {
   int32_t workers_max;   // of a CTA where units are cut
   int32_t worker_warps;  // of each of those: one, or a warpgroup's four
   int32_t unit_bytes;
-  int32_t pair_unit_tokens;  // where each pair has a cluster: of a unit, which may be smaller there
+  // Where each pair has a CTA or a cluster: tokens of a unit, which may be smaller there, and CTAs
+  // of eight warps whose registers a multiprocessor holds.
+  int32_t pair_unit_tokens;
+  int32_t pair_ctas;
   SharedBytes shared_bytes;
   DecodePreparer prepare;
   DecodeLauncher launch;

@@ -16,18 +16,23 @@ constexpr double kStartBytes = 7e6;     // the same of pairs that are not cut
 // What is left of a place's time when others still read, in part.
 constexpr double kIdleShare = 0.25;
 
+// 32 query columns are more arithmetic for the same bytes: a cut takes so many times its units.
+constexpr int32_t kManyColumns = 32;
+constexpr double kCutOfManyColumns = 1.2;
+
 // How pairs may go. A place, which takes a pair at a time, reads the pair's bytes and so many more
-// to begin and end it. With so many places at work, for each multiprocessor, the memory is the
-// limit.
+// to begin and end it, more than that with many columns. With so many places at work, for each
+// multiprocessor, the memory is the limit.
 struct Kind {
   PairWay way;
   double turn_bytes;
+  double turn_of_many_columns;
   double busy_places;
 };
 constexpr Kind kKinds[] = {
-    {{1, 8}, 260e3, 0.5},
-    {{2, 4}, 200e3, 0.6},
-    {{4, 4}, 135e3, 7.0 / 6.0},
+    {{1, 8}, 260e3, 312e3, 0.5},
+    {{2, 4}, 200e3, 340e3, 0.6},
+    {{4, 4}, 135e3, 135e3, 7.0 / 6.0},
 };
 constexpr double kClusterTurnBytes = 130e3;  // for each CTA of a cluster
 
@@ -82,12 +87,16 @@ PairWay WayOfUnevenPairs(const DecodeKernel& kernel, const DeviceLimits& device,
   const double unit_bytes = kernel.unit_bytes;
   const auto pairs = static_cast<double>(work.pairs);
   const double bytes = static_cast<double>(work.units) * unit_bytes;
-  double soonest = bytes + kCutBytes + pairs * kCutPairBytes;
+  const bool are_many = kernel.grain.columns >= kManyColumns;
+  double soonest = (are_many ? kCutOfManyColumns : 1.0) * bytes + kCutBytes + pairs * kCutPairBytes;
   const bool begin_at_once = work.pairs * cluster <= device.multiprocessors;
   for (const Kind& kind : kKinds) {
     if (!IsLight(kernel) && (kind.way.ctas > 1 || !begin_at_once)) continue;
+    if (kind.way.ctas * kind.way.warps > kernel.warps_max * kernel.pair_ctas) continue;
     const int32_t ctas = kind.way.ctas == 1 ? cluster : 1;
-    const double turn_bytes = ctas > 1 ? ctas * kClusterTurnBytes : kind.turn_bytes;
+    const double turn_bytes = ctas > 1   ? ctas * kClusterTurnBytes
+                              : are_many ? kind.turn_of_many_columns
+                                         : kind.turn_bytes;
     const int32_t places = kind.way.ctas * device.multiprocessors / ctas;
     const double until_done = unit_bytes * UnitsUntilDone(rows, group, kernel.grain, places,
                                                           work.row_pairs, turn_bytes / unit_bytes);

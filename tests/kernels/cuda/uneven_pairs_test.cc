@@ -84,6 +84,37 @@ TEST(UnevenPairs, ManyShortOnesGoFourAMultiprocessor) {
   EXPECT_LE(kernel.shared_bytes(256, shape), SharedOfEach(kH200, 4));
 }
 
+// Of four CTAs of four warps a multiprocessor holds the registers for heads of up to 128 dimensions
+// and eight columns.
+TEST(UnevenPairs, GoFourAMultiprocessorOnlyWhereItHoldsTheirRegisters) {
+  const std::vector<DecodeRow> rows = RowsOf(Down(256, 300, 1));
+  for (const DecodeKernel& kernel : DecodeTable()) {
+    if (kernel.sm != 90) continue;
+    const LaunchWork work = WorkOfRows(rows, 1, kernel.grain, false);
+    const PairWay way = WayOfUnevenPairs(kernel, kH200, rows, 1, work, 1);
+    const bool has_room = kernel.grain.columns == 8 && kernel.head_dim <= 128;
+    EXPECT_EQ(kernel.pair_ctas, has_room ? 2 : 1);
+    EXPECT_TRUE(way.ctas < 4 || has_room) << "d" << kernel.head_dim;
+    EXPECT_TRUE(way.ctas == 4 || !has_room || kernel.head_dim != 128);
+  }
+}
+
+// What was faster on an H200, us: cut, and whole by CTAs of four warps, two a multiprocessor.
+TEST(UnevenPairs, Of32ColumnsAreCutWhereTheyAreShort) {
+  const auto is_cut = [](int32_t head_dim, const std::vector<int32_t>& lengths) {
+    const DecodeKernel& kernel = *FindDecodeKernel(90, Precision::kBf16, head_dim, 32);
+    const std::vector<DecodeRow> rows = RowsOf(lengths);
+    const LaunchWork work = WorkOfRows(rows, 32, kernel.grain, false);
+    return ShapeFor(kernel, kH200, rows, 32, work).cluster == 0;
+  };
+  EXPECT_TRUE(is_cut(64, Down(256, 500, 1))) << "50.9, 69.5";
+  EXPECT_TRUE(is_cut(80, Down(256, 500, 1))) << "66.0, 78.5";
+  EXPECT_TRUE(is_cut(64, Down(128, 300, 1))) << "24.6, 30.1";
+  EXPECT_FALSE(is_cut(64, Down(64, 1000, 1))) << "28.1, 25.7";
+  EXPECT_FALSE(is_cut(80, Down(64, 1000, 1))) << "42.6, 28.8";
+  EXPECT_FALSE(is_cut(128, Down(64, 1000, 1))) << "61.5, 41.3";
+}
+
 TEST(UnevenPairs, AreCutWhereOneWouldEndLate) {
   for (const Precision precision : kPrecisions) {
     std::vector<int32_t> lengths(32, 4096);
