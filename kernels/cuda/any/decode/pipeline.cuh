@@ -10,9 +10,9 @@
 
 namespace fp8kvd::kernels::cuda {
 
-// Ring says how bytes travel: Init, Copy (all lanes call it; `owner` has the source), Wait, and
-// where it kBringsNear, BringNear. Source says where a unit comes from: UnitSource At(unit), called
-// with ascending units. PaceKind: NoPace or Pace.
+// Ring says how bytes travel: Init (by warps that MakesBarriers), Copy (all lanes call it; `owner`
+// has the source), Wait, and where it kBringsNear, BringNear. Source says where a unit comes from:
+// UnitSource At(unit), called with ascending units. PaceKind: NoPace or Pace.
 template <class T, class Ring, class Source, class PaceKind = NoPace>
 class Pipeline {
  public:
@@ -20,7 +20,8 @@ class Pipeline {
                                       uint8_t* ring, uint64_t* full, PaceKind pace = PaceKind())
       : source_(source), units_(units), stages_(stages), ring_(ring), full_(full), pace_(pace) {
     lane_ = threadIdx.x % kWarpLanes;
-    for (int32_t s = lane_; s < stages_; s += kWarpLanes) Ring::Init(full_ + s);
+    const int32_t first = Ring::MakesBarriers() ? lane_ : stages_;
+    for (int32_t s = first; s < stages_; s += kWarpLanes) Ring::Init(full_ + s);
     Ring::FenceInit();
     __syncwarp();
   }

@@ -14,6 +14,7 @@ struct LaneRing {
   static constexpr bool kPaces = false;       // a check would wait for the ring's own copies
   static constexpr bool kBringsNear = false;  // takes an instruction of sm_90
 
+  static __device__ __forceinline__ bool MakesBarriers() { return true; }
   static __device__ __forceinline__ void Init(uint64_t* full) {
     asm volatile("mbarrier.init.shared.b64 [%0],32;" ::"r"(SharedAddress(full)) : "memory");
   }

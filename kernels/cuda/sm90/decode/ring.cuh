@@ -13,6 +13,7 @@ struct BulkRing {
   static constexpr bool kPaces = true;
   static constexpr bool kBringsNear = true;
 
+  static __device__ __forceinline__ bool MakesBarriers() { return true; }
   static __device__ __forceinline__ void Init(uint64_t* full) {
     asm volatile("mbarrier.init.shared.b64 [%0],1;" ::"r"(SharedAddress(full)) : "memory");
   }
