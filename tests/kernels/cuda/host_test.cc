@@ -20,6 +20,7 @@
 #include "kernels/cuda/sm90/decode/join_share.h"
 #include "kernels/cuda/step_args.h"
 #include "kernels/cuda/step_shape.h"
+#include "tests/kernels/cuda/h200.h"
 
 namespace fp8kvd::kernels::cuda {
 namespace {
@@ -175,12 +176,12 @@ TEST(JoinShare, ACtasResultsAreWholeLines) {
 }
 
 TEST(LaunchShape, FitsTheDeviceForEveryKernelAndLength) {
-  const DeviceLimits h200 = {132, 233472, 232448};
-  const DeviceLimits one_warpgroup = {132, 233472, 232448, true};
+  DeviceLimits one_warpgroup = kH200;
+  one_warpgroup.one_warpgroup = true;
   const DeviceLimits small = {80, 102400, 101376};  // sm_86
   for (const DecodeKernel& kernel : DecodeTable()) {
-    for (const DeviceLimits& device : {h200, one_warpgroup, small}) {
-      if (device.shared_per_cta < h200.shared_per_cta && kernel.sm == 90) continue;
+    for (const DeviceLimits& device : {kH200, one_warpgroup, small}) {
+      if (device.shared_per_cta < kH200.shared_per_cta && kernel.sm == 90) continue;
       for (const int32_t tokens : {1, 77, 2048, 262144}) {
         for (const int32_t rows_count : {1, 16, 1024}) {
           const std::vector<DecodeRow> rows(rows_count, RowOf(tokens - 1, 1, 0));
@@ -207,8 +208,7 @@ TEST(LaunchShape, FitsTheDeviceForEveryKernelAndLength) {
 LaunchShape ShapeOf(int32_t sm, Precision precision, const std::vector<DecodeRow>& rows,
                     bool batch_invariant) {
   const DecodeKernel& kernel = *FindDecodeKernel(sm, precision, 128, 8);
-  return ShapeFor(kernel, {132, 233472, 232448}, rows, 8,
-                  WorkOfRows(rows, 8, kernel.grain, batch_invariant));
+  return ShapeFor(kernel, kH200, rows, 8, WorkOfRows(rows, 8, kernel.grain, batch_invariant));
 }
 
 TEST(LaunchShape, GivesFewEqualShortPairsAClusterEach) {
@@ -250,17 +250,16 @@ TEST(LaunchShape, GivesPairsOfAFewTilesSmallUnits) {
 }
 
 TEST(LaunchShape, CountsTheUnitsOfPairsWhereTheyAreSmallerThanThoseOfACut) {
-  const DeviceLimits h200 = {132, 233472, 232448};
   const DecodeKernel& kernel = *FindDecodeKernel(90, Precision::kFp8Kv, 64, 8);
   ASSERT_EQ(kernel.grain.unit_tokens, 64);
   ASSERT_EQ(kernel.pair_unit_tokens, 32);
   for (const auto& [tokens, stages] : {std::pair(256, 1), {512, 2}, {1024, 2}, {2048, 3}}) {
     const std::vector<DecodeRow> rows(44, RowOf(tokens - 1, 1, 0));  // 132 pairs, 8 warps each
     const LaunchShape shape =
-        ShapeFor(kernel, h200, rows, 8, WorkOfRows(rows, 8, kernel.grain, false));
+        ShapeFor(kernel, kH200, rows, 8, WorkOfRows(rows, 8, kernel.grain, false));
     ASSERT_EQ(shape.cluster, 1);
     EXPECT_EQ(shape.stages, stages) << tokens;
-    EXPECT_LE(kernel.shared_bytes(44, shape), SharedOfEach(h200, 2)) << "room for the next launch";
+    EXPECT_LE(kernel.shared_bytes(44, shape), SharedOfEach(kH200, 2)) << "room for the next launch";
   }
 }
 
@@ -344,7 +343,7 @@ TEST(PairsAlone, AreOfShortRowsAndTheSameInAnyBatch) {
       for (const DecodeRow& row : {longest, RowOf(0, 1, 0)}) {
         const std::vector<DecodeRow> rows(rows_count, row);
         const LaunchWork work = WorkOfRows(rows, 8, kernel.grain, false);
-        const LaunchShape shape = ShapeOfPairsAlone(kernel, {132, 233472, 232448}, work);
+        const LaunchShape shape = ShapeOfPairsAlone(kernel, kH200, work);
         EXPECT_LE(kernel.shared_bytes(rows_count, shape), 232448);
         EXPECT_EQ(shape.cluster, 1);
         EXPECT_EQ(shape.ctas, work.pairs);
@@ -363,7 +362,7 @@ bool StepShapeOf(const DecodeKernel& kernel, int32_t rows_count, int32_t tokens,
   const std::vector<DecodeRow> rows(rows_count, row);
   const Grain grain = {kernel.step.unit_tokens, kernel.grain.columns};
   const LaunchWork work = WorkOfRows(rows, 8, grain, false);
-  return StepShapeFor(kernel, {132, 233472, 232448}, work, *shape);
+  return StepShapeFor(kernel, kH200, work, *shape);
 }
 
 TEST(StepShape, FitsTheDeviceAndIsMadeOfPowersOfTwo) {
@@ -393,7 +392,7 @@ TEST(StepShape, IsForShortWorkOfEquallyManyPairsARow) {
   std::vector<DecodeRow> rows(64, RowOf(99, 1, 0));
   const auto has_shape = [&] {
     const LaunchWork work = WorkOfRows(rows, 8, {kernel.step.unit_tokens, 8}, false);
-    return StepShapeFor(kernel, {132, 233472, 232448}, work, shape);
+    return StepShapeFor(kernel, kH200, work, shape);
   };
   EXPECT_TRUE(has_shape());
   rows[1].pos = 8191;  // one CTA would work while all others are done

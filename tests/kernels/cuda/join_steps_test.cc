@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/decode_table.h"
 #include "kernels/cuda/launch_shape.h"
+#include "tests/kernels/cuda/h200.h"
 
 namespace fp8kvd::kernels::cuda {
 namespace {
@@ -53,18 +54,17 @@ TEST(JoinSteps, ArePiecesThatDoNotFitAtOnce) {
 TEST(JoinSteps, AreTakenForALongPairAlone) {
   for (const DecodeKernel& kernel : DecodeTable()) {
     if (kernel.grain.columns > 8) continue;
-    const DeviceLimits h200 = {132, 233472, 232448};
     std::vector<DecodeRow> rows(1);
     rows[0].pos = kernel.head_dim == 64 ? 69999 : 29999;
     rows[0].q_len = 1;
     rows[0].kv_heads = 1;
     const LaunchWork work = WorkOfRows(rows, 8, kernel.grain, false);
-    const LaunchShape shape = ShapeFor(kernel, h200, rows, 8, work);
+    const LaunchShape shape = ShapeFor(kernel, kH200, rows, 8, work);
     ASSERT_EQ(shape.cluster, 0);
     const int32_t share = ShareOf(static_cast<int32_t>(work.units), shape.ctas, work.items_max,
                                   CtaSlack(shape.warps, kernel.grain));
     const auto piece_bytes = 4 * static_cast<int32_t>(PieceFloats(8, kernel.head_dim));
-    const int32_t fit_max = h200.shared_per_cta / piece_bytes;
+    const int32_t fit_max = kH200.shared_per_cta / piece_bytes;
     EXPECT_TRUE(JoinsInSteps(static_cast<int32_t>(work.units), share, fit_max))
         << "sm_" << kernel.sm << " d" << kernel.head_dim;
   }

@@ -9,11 +9,11 @@
 
 #include "kernels/cuda/decode_table.h"
 #include "kernels/cuda/launch_shape.h"
+#include "tests/kernels/cuda/h200.h"
 
 namespace fp8kvd::kernels::cuda {
 namespace {
 
-constexpr DeviceLimits kH200 = {132, 233472, 232448};
 constexpr int32_t kGroup = 8;
 constexpr int32_t kKvHeads = 8;
 
