@@ -13,8 +13,8 @@ namespace fp8kvd::kernels::cuda {
 
 inline constexpr int32_t kStepCtas = 8;
 
-// Whether pieces join in steps: where they do not fit the shared memory of a CTA, which holds `fit`
-// of them, all at once, but those of a step do. units: of the pair, of which each of its CTAs has
+// Whether pieces join in steps: those of two steps or more that may not all fit the shared memory
+// of a CTA, which holds `fit`, where a step does. units: of the pair, of which each of its CTAs has
 // `share` at most, so that there may be one CTA more than shares. The same for all of them.
 FP8KVD_HOST_DEVICE constexpr bool JoinsInSteps(int32_t units, int32_t share, int32_t fit) {
   const int32_t at_once = fit > 2 * kStepCtas ? fit : 2 * kStepCtas;
